@@ -1,0 +1,277 @@
+"""Reading and writing sharded safetensors checkpoints one tensor at a time.
+
+The library's own reader maps whole files and its writer wants whole shards in memory; here memory is bounded by the
+tensor at hand, so that a
+70B checkpoint can be rewritten on a laptop. The format is plain: 8 bytes of header length, a JSON header, raw bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloister.errors import BrokenCheckpoint
+from cloister.permute.numbers import raw_dtype
+from cloister.storage import ORDINARY_MODE, fresh_file
+
+MAX_HEADER = 100_000_000
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where one tensor lies."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class Checkpoint:
+    """A Hugging Face directory: configuration and an index of all its tensors, checked for truncation."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        self.config: dict[str, Any] = self._json("config.json", required=True)
+        self.tensors: dict[str, Stored] = {}
+        self.shards: list[tuple[str, list[str]]] = []  # file name -> tensor names in file order
+        for name in self._files():
+            stored = read_header(self.directory / name)
+            repeated = stored.keys() & self.tensors.keys()
+            if repeated:
+                raise BrokenCheckpoint(f"{self.directory}: tensors occur twice: {_few(repeated)}.")
+            self.tensors.update(stored)
+            self.shards.append((name, list(stored)))
+        self._check_index()
+
+    def _files(self) -> list[str]:
+        if (self.directory / INDEX).exists():
+            index = self._json(INDEX, required=True)
+            weight_map = index.get("weight_map")
+            if not isinstance(weight_map, dict) or not weight_map:
+                raise BrokenCheckpoint(f"{self.directory / INDEX} has no weight_map.")
+            names = sorted(set(weight_map.values()))
+            if any(not isinstance(name, str) or Path(name).name != name for name in names):
+                raise BrokenCheckpoint(f"{self.directory / INDEX} points outside its directory.")
+            missing = [name for name in names if not (self.directory / name).exists()]
+            if missing:
+                raise BrokenCheckpoint(
+                    f"{self.directory}: {len(missing)} of {len(names)} weight files are missing: {_few(missing)}.",
+                    advice="Download the checkpoint again.",
+                )
+            self._promised = set(weight_map)
+            return names
+        self._promised = set()
+        if (self.directory / SINGLE).exists():
+            return [SINGLE]
+        pickled = sorted(path.name for path in self.directory.glob("*.bin"))
+        raise BrokenCheckpoint(
+            f"{self.directory} has no {SINGLE}" + (f"; it has {_few(pickled)}, which are pickles." if pickled else "."),
+            advice="Save the model with `save_pretrained`, which writes safetensors."
+            if pickled
+            else "Is this a checkpoint?",
+        )
+
+    def _check_index(self) -> None:
+        lost = self._promised - self.tensors.keys()
+        if lost:
+            raise BrokenCheckpoint(
+                f"{self.directory}: the index promises {len(lost)} tensors that no file has: {_few(lost)}.",
+                advice="Download the checkpoint again.",
+            )
+
+    def _json(self, name: str, *, required: bool) -> dict[str, Any]:
+        path = self.directory / name
+        try:
+            value = json.loads(path.read_text())
+        except FileNotFoundError:
+            if not required:
+                return {}
+            raise BrokenCheckpoint(f"{self.directory} has no {name}.", advice="Is this a checkpoint?") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise BrokenCheckpoint(f"{path} is not valid JSON: {error}.", advice="Download it again.") from None
+        if not isinstance(value, dict):
+            raise BrokenCheckpoint(f"{path} does not hold a JSON object.")
+        return value
+
+    def optional_json(self, name: str) -> dict[str, Any]:
+        """A JSON file that may be absent."""
+        return self._json(name, required=False)
+
+    def read(self, name: str) -> np.ndarray:
+        """The raw array of one tensor (bfloat16 as uint16)."""
+        stored = self.tensors[name]
+        array = np.empty(stored.shape, dtype=raw_dtype(stored.dtype))
+        with stored.file.open("rb", buffering=0) as file:
+            file.seek(stored.offset)
+            view = array.reshape(-1).view(np.uint8).data
+            done = 0
+            while done < stored.nbytes:
+                count = file.readinto(view[done : done + (1 << 26)])
+                if not count:
+                    raise BrokenCheckpoint(f"{stored.file} ended in the middle of {name}.", advice="Download it again.")
+                done += count
+        return array
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows `start` to `stop` of one tensor."""
+        stored = self.tensors[name]
+        dtype = raw_dtype(stored.dtype)
+        row = int(np.prod(stored.shape[1:], dtype=np.int64))
+        with stored.file.open("rb") as file:
+            file.seek(stored.offset + start * row * dtype.itemsize)
+            flat = np.fromfile(file, dtype=dtype, count=(stop - start) * row)
+        return flat.reshape((stop - start, *stored.shape[1:]))
+
+    def fingerprint(self) -> str:
+        """A quick identity of the source: names, shapes, sizes and modification times."""
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for name, stored in sorted(self.tensors.items()):
+            digest.update(f"{name} {stored.dtype} {stored.shape} {stored.file.stat().st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """All tensors of one safetensors file, in file order; a truncated or damaged file is refused."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER):
+            raise BrokenCheckpoint(f"{path} is truncated or not a safetensors file.", advice="Download it again.")
+        try:
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            stored = {
+                name: Stored(
+                    path, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]),
+                    8 + length + int(entry["data_offsets"][0]), int(entry["data_offsets"][1]) -
+                    int(entry["data_offsets"][0]),
+                )
+                for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
+            }  # fmt: skip
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            raise BrokenCheckpoint(f"{path} has a damaged header.", advice="Download it again.") from None
+    end = 8 + length
+    for name, entry in stored.items():
+        expected = int(np.prod(entry.shape, dtype=np.int64)) * raw_dtype(entry.dtype).itemsize
+        if entry.nbytes != expected or entry.offset != end or min(entry.shape, default=0) < 0:
+            raise BrokenCheckpoint(f"{path}: tensor {name} does not fit its place.", advice="Download it again.")
+        end += entry.nbytes
+    if end > size:
+        raise BrokenCheckpoint(
+            f"{path} is truncated: {size} bytes of {end}.", advice="Download it again; the copy was cut short."
+        )
+    return stored
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One tensor of a file to be written."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in the file."""
+        return int(np.prod(self.shape, dtype=np.int64)) * raw_dtype(self.dtype).itemsize
+
+
+def write_shard(path: Path, plan: list[Planned], pieces: Iterator[np.ndarray], *, mode: int = ORDINARY_MODE) -> str:
+    """Write a safetensors file from `pieces` (raw arrays, in the order of `plan`, cut anywhere); returns its BLAKE2b
+    digest.
+
+    Hashing and writing run in a thread of their own, so that the next piece is computed meanwhile; two pieces are in
+    flight at most.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in plan:
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    digest = hashlib.blake2b(digest_size=32)
+    with fresh_file(path, mode=mode) as file:
+        sink = _Sink(file, digest)
+        try:
+            sink.put(np.frombuffer(len(encoded).to_bytes(8, "little") + encoded, dtype=np.uint8))
+            for piece in pieces:
+                sink.put(np.ascontiguousarray(piece))
+        finally:
+            written = sink.close()
+        if written != 8 + len(encoded) + offset:
+            raise BrokenCheckpoint(
+                f"{path.name}: {written} bytes were made where {8 + len(encoded) + offset} were planned."
+            )
+    return digest.hexdigest()
+
+
+class _Sink:
+    """Writes and hashes arrays in a background thread; an error there surfaces at the next `put` or at `close`."""
+
+    def __init__(self, file: Any, digest: Any) -> None:
+        self._file, self._digest = file, digest
+        self._queue: queue.Queue[np.ndarray | None] = queue.Queue(maxsize=1)
+        self._error: BaseException | None = None
+        self._written = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, array: np.ndarray) -> None:
+        if self._error is not None:
+            raise self._error
+        self._queue.put(array)
+
+    def close(self) -> int:
+        self._queue.put(None)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._written
+
+    def _run(self) -> None:
+        unsynced = 0
+        while (array := self._queue.get()) is not None:
+            if self._error is not None:
+                continue  # drain, so that `put` never blocks
+            try:
+                data = array.reshape(-1).view(np.uint8).data
+                self._digest.update(data)
+                self._file.write(data)
+                self._written += len(data)
+                unsynced += len(data)
+                if unsynced > 1 << 28:  # let the disk work while the next tensors are computed, not all at the end
+                    self._file.flush()
+                    os.fdatasync(self._file.fileno())
+                    unsynced = 0
+            except BaseException as error:
+                self._error = error
+
+
+def write_index(directory: Path, placed: Mapping[str, str], total: int) -> None:
+    """The index of a sharded checkpoint: tensor name -> file name."""
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
+    (directory / INDEX).write_text(json.dumps(index, indent=2))
+
+
+def _few(names: Any) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
