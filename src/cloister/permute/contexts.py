@@ -1,7 +1,8 @@
 """Contexts of one model: who was given which, and when they end.
 
-Contexts exist for operations: to rotate keys, to end one customer's access, to limit what one lost laptop opens. They are not
-isolation against the server: two contexts of one model link to each other through their weights alone (docs/permute-leakage.md).
+Contexts exist for operations: to rotate keys, to end one customer's access, to limit what one lost laptop opens.
+They are not isolation against the server: two contexts of one model link to each other through their weights alone
+(docs/permute-leakage.md).
 """
 
 from __future__ import annotations

@@ -130,6 +130,8 @@ class _State:
             self._data: dict[str, Any] = json.loads(self._path.read_text())
         except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
             self._data = {}
+        for torn in [path for path in partial.rglob(".*") if path.is_file()]:
+            torn.unlink()  # what a killed run was in the middle of
         if self._data.get("identity") != identity:
             for child in partial.iterdir():
                 storage.remove(child) if child.is_dir() else child.unlink()
