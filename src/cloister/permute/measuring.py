@@ -23,7 +23,7 @@ MOST_ROWS = 40_000  # of an embedding table; larger ones are sampled
 
 def measure_context(
     source: Checkpoint, layout: Layout, draws: Draws, server_dir: Path, client_dir: Path,
-    base: str, loop: str, base_checkpoint: str | Path | None, sample_file: str | Path | None = None,
+    base: str, loop: str, base_checkpoint: str | Path | None = None, sample_file: str | Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The recovery figures for the manifest."""
     server = Checkpoint(server_dir)

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from cloister import hub, storage
 from cloister import manifest as manifests
-from cloister import storage
 from cloister.errors import UsageError
 from cloister.manifest import Identity, Manifest, Model, Protection
 from cloister.permute import client_files, plan, server_files
@@ -60,18 +60,22 @@ def protect(
     rotate: bool = False,
     measure: bool = True,
     base_checkpoint: str | Path | None = None,
+    sample_text: str | Path | None = None,
+    revision: str | None = None,
     insecure_seed: int | None = None,
     progress: Progress = SILENT,
 ) -> Manifest:
-    """Protect the checkpoint `source` into the directory `out` and return the (first) developer manifest.
+    """Protect the checkpoint `source` (a directory or a name on the hub) into `out`; returns the developer manifest.
 
     base: "secret", or "public:NAME" when others have (a relative of) this model or its embedding table.
     base_checkpoint: a local copy of the public base, against which the attacks are measured; without it they are
     measured against the source itself, the worst case.
+    sample_text: a file of lines to measure with, typical of what users will send; else built-in sentences.
     rotate: `out` exists already; draw new keys and replace it in one step.
     """
     _check_options(base, loop, contexts)
     out = Path(out)
+    source = hub.resolve(source, revision)
     checkpoint = Checkpoint(source)
     layout = plan.inspect(checkpoint)
     plan.check_transform(layout, transform)
@@ -85,6 +89,8 @@ def protect(
     nbytes = sum(stored.nbytes for stored in checkpoint.tensors.values())
     if not storage.partial_path(out).exists():
         storage.require_space(out, contexts * nbytes)
+    from cloister.permute.measuring import measure_context  # brings scipy, if there is one
+
     with storage.fresh_directory(out, replace=rotate, resume=resume, keep_partial=True) as partial:
         state = _State(partial, checkpoint, options)
         first: Manifest | None = None
@@ -98,9 +104,13 @@ def protect(
             storage.write_bytes(partial / "developer" / "users.toml", users)
         assert first is not None
         if measure:
-            first = _measure(
-                partial, checkpoint, layout, options, first, base_checkpoint, progress, insecure_seed, state
-            )
+            draws = Draws(layout, state.key(0, insecure_seed), transform)
+            with progress.task("Attacking the result"):
+                folders = partial / "server" / context_name(0), partial / "client" / context_name(0)
+                measured = measure_context(
+                    checkpoint, layout, draws, *folders, base, loop, base_checkpoint, sample_text
+                )
+            first = _record(partial, contexts, first, measured)
         server_files.write_cards(partial, checkpoint, first, contexts)
         state.finish()
     return first
@@ -287,21 +297,9 @@ def _counted(source: Any, advance: Any) -> Any:
         yield piece
 
 
-def _measure(
-    partial: Path, checkpoint: Checkpoint, layout: Any, options: Options, first: Manifest,
-    base_checkpoint: str | Path | None, progress: Progress, insecure_seed: int | None, state: _State,
-) -> Manifest:  # fmt: skip
-    """Run the attacks on what was just written and put what they recover into every manifest."""
-    from cloister.permute.measuring import measure_context
-
-    with progress.task("Attacking the result", total=None) as task:
-        folder = context_name(0)
-        measured = measure_context(
-            checkpoint, layout, Draws(layout, state.key(0, insecure_seed), options.transform),
-            partial / "server" / folder, partial / "client" / folder, options.base, options.loop, base_checkpoint,
-        )  # fmt: skip
-        task.advance(1)
-    for index in range(options.contexts):
+def _record(partial: Path, contexts: int, first: Manifest, measured: dict[str, Any]) -> Manifest:
+    """Put what the attacks recovered into every manifest."""
+    for index in range(contexts):
         for role in ("developer", "server", "client"):
             directory = partial / role / context_name(index)
             replace(manifests.read(directory), measured=measured).write(directory)

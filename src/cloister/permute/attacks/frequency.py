@@ -18,6 +18,7 @@ from cloister.permute.attacks.equality import split_like
 from cloister.permute.attacks.matching import Array, assign
 
 _ROUNDS = 40
+_SMALL_GAIN = 1e-3  # relative gain at which the matching has settled
 
 
 def match_counts(kinds: Array, reference: Array) -> dict[int, int]:
@@ -91,7 +92,7 @@ def _match_graphs(graph: Array, target: Array) -> Array:
         bend = float(np.sum((inner @ step @ outer.T) * step))
         slope = float(np.sum(gradient * step))
         length = 1.0 if bend >= 0 else min(1.0, -slope / (2 * bend))
-        if slope <= 1e-12 or length <= 0:
+        if slope <= _SMALL_GAIN * float(np.sum(gradient * plan)) or length <= 0:
             break
         plan = plan + length * step
     return assign(plan)

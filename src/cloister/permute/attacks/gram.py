@@ -17,7 +17,7 @@ import numpy as np
 from cloister.permute.attacks.matching import Array, Matches, map_rows, nearest, unit_rows
 
 _FEW_AXES = 64
-_MOST_ANCHORS = 512  # known rows that make a frame
+_ANCHOR_NUMBERS = 1 << 19  # known rows that make a frame, times their width: fewer do for wide rows
 _SETTLED = 0.98  # share of certain matches at which no further round is worth its time
 _VOTERS = 128  # rows that vote when nothing is known
 _CANDIDATES = 32  # table rows of nearly the right norm, per voter
@@ -52,6 +52,11 @@ class Frame:
         return _coordinates(rows, self.plain_axes)
 
 
+def most_anchors(width: int) -> int:
+    """How many known rows a frame is made of: 512, for wide rows fewer, as time grows with both."""
+    return int(np.clip(_ANCHOR_NUMBERS // width, 64, 512))
+
+
 def match_norms(seen: Array, table: Array) -> Matches:
     """The table row of nearest norm: all that is left when nothing is known and rows are looked at one by one."""
     return nearest(_norms(seen), table, _norms)
@@ -65,7 +70,7 @@ def match_known(seen: Array, table: Array, known_seen: Array, known_ids: Array, 
         certain = np.flatnonzero(matches.certain(0.3))
         if len(certain) == 0 or len(certain) > _SETTLED * len(seen):
             break
-        anchors = certain[np.argsort((matches.distance / matches.runner_up)[certain])][:_MOST_ANCHORS]
+        anchors = certain[np.argsort((matches.distance / matches.runner_up)[certain])][: most_anchors(seen.shape[1])]
         frame = Frame.from_pairs(
             np.concatenate([known_seen, seen[anchors]]),
             np.concatenate([_rows(table, known_ids), _rows(table, matches.index[anchors])]),

@@ -17,15 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloister.permute.attacks.gram import Frame, match_norms
+from cloister.permute.attacks.gram import Frame, match_norms, most_anchors
 from cloister.permute.attacks.matching import Array, Matches, chunks, map_rows, nearest
 from cloister.permute.attacks.sorted_rows import match_and_learn
 
 _MOST_ROWS = 1024  # rows of a matrix that are worked on
 _ALL_DIRECTIONS = 1024  # up to this width all principal directions are computed, above it the leading ones
-_LEADING = 128
-_POWER_STEPS = 12
-_PAIRS = 512  # matched rows that make a frame
+_LEADING = 64
+_POWER_STEPS = 8
 _PLENTY = 40.0  # percent explained from which no second start is tried
 _FIT = 0.3  # a row counts as explained when its best partner is this much nearer than the next
 
@@ -82,7 +81,7 @@ def align_rotated(server: Array, public: Array, *, seed: int = 0, rounds: int = 
 def _refine(ours: Array, theirs: Array, matches: Matches, rounds: int) -> tuple[Matches, Frame]:
     for _ in range(rounds):
         doubt = matches.distance / np.maximum(matches.runner_up, 1e-300)
-        trusted = np.argsort(doubt, kind="stable")[: min(_PAIRS, max(4, len(doubt) // 2))]
+        trusted = np.argsort(doubt, kind="stable")[: min(most_anchors(ours.shape[1]), max(4, len(doubt) // 2))]
         frame = Frame.from_pairs(ours[trusted], theirs[matches.index[trusted]])
         previous = matches
         matches = nearest(frame.of_seen(ours), theirs, frame.of_plain)
@@ -112,7 +111,7 @@ def _principal(rows: Array) -> Array:
             moments += piece.T.astype(np.float64) @ piece.astype(np.float64)
         _, vectors = np.linalg.eigh(moments)
         return np.asarray(vectors[:, ::-1])
-    basis = np.random.default_rng(0).standard_normal((width, _LEADING + 32)).astype(np.float32)
+    basis = np.random.default_rng(0).standard_normal((width, _LEADING + 16)).astype(np.float32)
     for _ in range(_POWER_STEPS):
         basis = np.linalg.qr(_times_moments(rows, basis))[0]
     _, inner = np.linalg.eigh(basis.T.astype(np.float64) @ _times_moments(rows, basis))
