@@ -27,7 +27,7 @@ def match_counts(kinds: Array, reference: Array) -> dict[int, int]:
 
 
 def match_bigrams(
-    requests: Sequence[Array], kinds: Array, reference: Sequence[Array], *, most: int = 500
+    requests: Sequence[Array], kinds: Array, reference: Sequence[Array], *, most: int = 1000
 ) -> dict[int, int]:
     """Counts first, then the `most` frequent kinds are rearranged so that their bigrams resemble the reference's.
 

@@ -188,12 +188,12 @@ def secret_base(material: Material) -> Iterator[Row]:
                 yield Row("Secret base", setting, "linked", equal.linked)
             counts = frequency.match_counts(kinds, np.concatenate(corpus))
             yield Row("Secret base", setting, "frequency", percent((frequency.read(kinds, counts) == truth)[counted]))
-            bigrams = frequency.match_bigrams(requests, kinds, corpus, most=1000)
+            bigrams = frequency.match_bigrams(requests, kinds, corpus)
             yield Row("Secret base", setting, "bigrams", percent((frequency.read(kinds, bigrams) == truth)[counted]))
             if name == other == "banking77" and amount == 40_000:
                 names = material.random().permutation(len(model.table))
                 renamed = [names[piece] for piece in corpus]
-                guess = frequency.match_bigrams(requests, kinds, renamed, most=500)
+                guess = frequency.match_bigrams(requests, kinds, renamed)
                 lost = percent((frequency.read(kinds, guess) == truth)[counted])
                 yield Row(
                     "Secret base", "banking77, reference with tokens renamed at random", "bigrams", lost, control=True

@@ -6,7 +6,7 @@ permutation.
 | tensor | shape | present |
 |---|---|---|
 | `embedding` | [vocab, d] | text |
-| `patch_weight`, `patch_bias`, `class_row` | [patch values, d], [d], [d] | vision (bias and class row where the model has them) |
+| `patch_weight`, `patch_bias`, `class_row` | [patch values, d], [d], [d] | vision |
 | `position`, `type_row` | [positions, d], [d] | learned positions; BERT's token type 0 |
 | `embedding_norm_weight`, `embedding_norm_bias` | [d] | BERT, CLIP: a norm in front of the first layer |
 | `attention_output_bias` | [d] | pre-norm models with a bias behind the first attention |
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 FORMAT = 1
 SETTINGS_FILE = "enclave.json"
 SECRETS_FILE = "enclave.safetensors"
-_VECTORS = ("patch_bias", "class_row", "type_row", "embedding_norm_weight", "embedding_norm_bias", "attention_output_bias",
-            "final_norm_weight", "final_norm_bias")  # fmt: skip
+_VECTORS = (
+    "patch_bias", "class_row", "type_row", "embedding_norm_weight", "embedding_norm_bias", "attention_output_bias",
+    "final_norm_weight", "final_norm_bias",
+)  # fmt: skip
 _NAMES = {*_VECTORS, "embedding", "patch_weight", "position", "output_order", "output_bias"}
 
 

@@ -135,7 +135,7 @@ class EnclaveConnection:
         if self._window is not None and 0 < tensor.nbytes <= len(self._window):
             place = Place.WINDOW
             there = np.frombuffer(self._window, tensor.dtype, count=tensor.size).reshape(tensor.shape)
-            if not np.shares_memory(there, tensor, max_work=1):
+            if not np.may_share_memory(there, tensor):
                 np.copyto(there, tensor)
         header = Message(
             message.operation,

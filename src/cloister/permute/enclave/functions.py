@@ -8,9 +8,10 @@ With `alpha` the request's one-time scaling and `r` the factor that is left on q
     norm        alpha Norm(A)
     invert      A / alpha, outputs back in their own order
 
-Post-norm models have r = alpha, which is the paper's formula. In pre-norm models the entrance norm drops alpha, up to its eps:
-Norm(alpha x) = r Norm(x) with r^2 = (m + eps) / (m + eps / alpha^2), m the row's mean square (or variance). Where all that
-follows is linear we divide r out exactly; elsewhere alpha is drawn so near to one that |r - 1| <= `EPS_TOLERANCE`.
+Post-norm models have r = alpha, which is the paper's formula. In pre-norm models the entrance norm drops alpha, up to
+its eps: Norm(alpha x) = r Norm(x) with r^2 = (m + eps) / (m + eps / alpha^2), m the row's mean square (or variance).
+Where all that follows is linear we divide r out exactly; elsewhere alpha is drawn so near to one that
+|r - 1| <= `EPS_TOLERANCE`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from cloister.permute.enclave.bundle import Bundle
 Floats = NDArray[np.float32]
 ALPHA_RANGE = 4.0  # alpha is log-uniform in [1/4, 4]
 EPS_TOLERANCE = 1e-5
+_LOWEST, _SMALLEST = np.float32(-3e38), np.float32(1e-30)
 RandomBytes = Callable[[int], bytes]
 
 
@@ -91,13 +93,17 @@ class Functions:
                 work *= inverse[number]
             if masked is not None:
                 np.copyto(work, np.float32(-np.inf), where=masked[number if masked.shape[0] > 1 else 0])
-            work -= work.max(axis=-1, keepdims=True)
+            # A padding row may see no key at all: it then gets zeros, not NaN, which would spread.
+            work -= np.maximum(work.max(axis=-1, keepdims=True), _LOWEST)
             np.exp(work, out=work)
-            work *= alpha[number, None, :, None] / work.sum(axis=-1, keepdims=True)
+            work *= alpha[number, None, :, None] / np.maximum(work.sum(axis=-1, keepdims=True), _SMALLEST)
             np.multiply(work, inverse[number], out=out[number])
 
     def leave(self, attended: Floats, session: Session, out: Floats) -> None:
-        """From `alpha u + b` (the attention's output) to `u + b + x - alpha x`: added to the residual alpha x, it gives x + u + b."""
+        """From `alpha u + b`, the attention's output, to `u + b + x - alpha x`.
+
+        The server adds that to the residual stream's alpha x and has x + u + b.
+        """
         rows = session.rows
         if attended.shape != rows.shape:
             raise BadTensor("Rows that do not fit the rows of this session.")

@@ -47,13 +47,7 @@ class Parts:
 
 def parts_of(model: nn.Module) -> Parts:
     """Find the parts by the names that transformers' classes use; `UnsupportedModel` if they are not there."""
-    base: Any = model
-    for name in ("language_model", "model", "transformer", "vision_model", "vit", "bert"):
-        for holder in (base, getattr(base, "model", None)):
-            inner = getattr(holder, name, None)
-            if isinstance(inner, nn.Module):
-                base = inner
-                break
+    base = _base(model)
     kind = base.config.model_type
     try:
         if kind == "bert":
@@ -72,8 +66,18 @@ def parts_of(model: nn.Module) -> Parts:
             return Parts(attention, attention, base.post_layernorm, (base.embeddings, base.pre_layrnorm), vision=True)
         attention = base.layers[0].self_attn
         return Parts(attention, attention, base.norm, ())
-    except (AttributeError, IndexError) as error:
+    except (AttributeError, IndexError, TypeError) as error:
         raise UnsupportedModel("The enclave path does not find its way in this model.", [str(error)]) from None
+
+
+def _base(model: Any) -> Any:
+    """The part that holds the layers."""
+    for name in ("language_model", "model", "transformer", "vision_model", "vit", "bert"):
+        for holder in (model, getattr(model, "model", None)):
+            if isinstance(getattr(holder, name, None), nn.Module):
+                model = getattr(holder, name)
+                break
+    return model
 
 
 def biases_are_zero(model: nn.Module) -> bool:
@@ -182,7 +186,7 @@ class EnclavedModel:
                 if (value := getattr(result, name, None)) is not None
             )
             return found[:, None], 0  # all of these are computed from the class row
-        keep = {"logits_to_keep": 1} if last_only and hasattr(self.model, "lm_head") else {}
+        keep: dict[str, Any] = {"logits_to_keep": 1} if last_only and hasattr(self.model, "lm_head") else {}
         if cache is not None:
             keep.update(past_key_values=cache, use_cache=True)
         elif self._plain_config.model_type != "bert":

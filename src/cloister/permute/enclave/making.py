@@ -17,7 +17,7 @@ Order = NDArray[np.integer[Any]]
 
 
 def make_bundle(plain: nn.Module, order: Order, output_order: Order) -> Bundle:
-    """The bundle for `plain`, served in an order where feature j is plain feature `order[j]` and output j is `output_order[j]`."""
+    """The bundle for `plain`; the server's feature j is plain feature `order[j]`, its output j is `output_order[j]`."""
     form = form_of_model(plain)
     parts = parts_of(plain)
     outer: Any = plain

@@ -41,7 +41,7 @@ class EnclaveServer:
         self._next = 1
 
     def serve(self, stream: socket.socket) -> None:
-        """Answer requests until the stream ends. A message that cannot be parsed ends it: there is no way to resynchronise."""
+        """Answer requests until the stream ends, or a message cannot be parsed: there is no way to resynchronise."""
         while header := protocol.receive_exactly(stream, protocol.HEADER.size):
             try:
                 message, length = protocol.unpack(bytes(header))

@@ -15,6 +15,7 @@ import socket
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,8 @@ MAGIC = b"CLEN"
 VERSION = 1
 MAX_BYTES = 1 << 30
 MAX_TEXT = 256
-_DTYPES = {1: np.dtype(np.float32), 2: np.dtype(np.int32)}
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.int32)}
+_CODES: dict[np.dtype[Any], int] = {dtype: code for code, dtype in _DTYPES.items()}
 
 
 class Operation(IntEnum):

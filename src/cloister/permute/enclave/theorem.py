@@ -83,7 +83,7 @@ def theorem2_holds(config: Any, *, biases_are_zero: bool = False) -> tuple[bool,
     if kind == "bert":
         return True, ["post-norm without projection biases: the paper's formulas hold as printed"]
     reasons = [
-        "pre-norm: the norm at the first layer's entrance drops the scaling, so the enclave returns alpha softmax(S + M)",
+        "pre-norm: the first layer's entrance norm drops the scaling, so the enclave returns alpha softmax(S + M)",
         "a fifth function takes the scaling off the residual stream behind the first attention",
     ]
     return True, reasons + _eps_note(form_of(config, biases_are_zero=biases_are_zero))
@@ -122,8 +122,8 @@ def _against(config: Any, kind: str, biases_are_zero: bool) -> list[str]:
     if kind == "bert":
         if not biases_are_zero:
             found += [
-                f"the {name} projection of the first layer has a bias: (alpha x) W + b is not alpha (x W + b), and in a "
-                "post-norm model alpha is still there"
+                f"the {name} projection of the first layer has a bias: (alpha x) W + b is not alpha (x W + b), and "
+                "in a post-norm model alpha is still there"
                 for name in ("query", "key", "value", "attention output")
             ]
         heads = [name for name in _get(config, "architectures", None) or [] if name.endswith(_BERT_HEADS)]
