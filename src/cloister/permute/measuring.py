@@ -18,7 +18,9 @@ from cloister.permute.draw import ORTHOGONAL, Draws
 from cloister.permute.maps import Permutation
 from cloister.permute.numbers import widen
 
-MOST_ROWS = 40_000  # of an embedding table; larger ones are sampled
+MOST_NUMBERS = (
+    16_000_000  # of one table (64 MB); of larger ones a sample of rows is attacked, so that memory stays bounded
+)
 
 
 def measure_context(
@@ -34,10 +36,20 @@ def measure_context(
     collector = _Collector(source, server, public, layout, draws)
     ids = collector.candidate_ids(sent)
     view = collector.view(ids, sent, loop)
-    knowledge = collector.knowledge(ids, known, read) if base.startswith("public:") else recovery.Knowledge(corpus=read)
-    found = recovery.measure(collector.renumbered(view, ids), collector.renumbered_knowledge(knowledge, ids))
+    sample = "text that was given" if sample_file else "built-in sample text" if read else "random token ids"
+    knowledge = (
+        collector.knowledge(ids, known, read)
+        if base.startswith("public:")
+        else recovery.Knowledge(corpus=read, corpus_name=sample)
+    )
+    found = recovery.measure(
+        collector.renumbered(view, ids), collector.renumbered_knowledge(knowledge, ids), numbers=MOST_NUMBERS
+    )
     figures = found.to_manifest()
-    figures["sample"] = "text that was given" if sample_file else "built-in sample text" if read else "random token ids"
+    figures["sample"] = sample
+    size = source.tensors[layout.embedding].shape[0]
+    if len(ids) < size:
+        figures["candidates"] = f"{len(ids)} of {size} table rows, all true ones among them"
     if base.startswith("public:"):
         figures["against"] = str(base_checkpoint) if base_checkpoint else "the source itself (worst case)"
     return figures
@@ -60,11 +72,12 @@ class _Collector:
     def candidate_ids(self, sent: list[np.ndarray]) -> np.ndarray:
         """The plain ids that take part: all of them, or a sample with every id of the text."""
         size = self._source.tensors[self._embedding].shape[0]
-        if size <= MOST_ROWS:
+        most = max(MOST_NUMBERS // self._source.tensors[self._embedding].shape[1], 2000)
+        if size <= most:
             return np.arange(size)
         used = np.unique(np.concatenate(sent))
         others = np.setdiff1d(np.arange(size), used)
-        chosen = np.random.default_rng(0).choice(others, MOST_ROWS - len(used), replace=False)
+        chosen = np.random.default_rng(0).choice(others, max(most - len(used), 0), replace=False)
         return np.sort(np.concatenate([used, chosen]))
 
     def view(self, ids: np.ndarray, sent: list[np.ndarray], loop: str) -> recovery.ServerView:
@@ -181,12 +194,23 @@ class _Collector:
             name = name.replace(f".experts.{old}.", f".experts.{new}.")
         if name not in checkpoint.tensors:
             return None
-        matrix = widen(checkpoint.read(name), checkpoint.tensors[name].dtype)
         if spec.axes[0].side == "in":
-            matrix = np.ascontiguousarray(matrix.T)
+            matrix = np.ascontiguousarray(widen(checkpoint.read(name), checkpoint.tensors[name].dtype).T)
+        else:
+            matrix = widen_rows(checkpoint, name, self._sampled_neurons(space or "", into.size, server=server))
         if self._folds and spec.norm and not server:
             matrix = matrix * self._vector(checkpoint, self._layout.norm_tensors[spec.norm][0])
         return matrix
+
+    def _sampled_neurons(self, space: str, width: int, *, server: bool) -> np.ndarray:
+        """The same neurons on both sides, as many as memory allows; on the server in the server's own order."""
+        drawn = self._draws.map(space)
+        assert isinstance(drawn, Permutation)
+        most = max(MOST_NUMBERS // width, 2000)
+        plain = np.arange(drawn.size)
+        if drawn.size > most:
+            plain = np.sort(np.random.default_rng(0).choice(drawn.size, most, replace=False))
+        return np.sort(drawn.inverse_index()[plain]) if server else plain
 
     def _vector(self, checkpoint: Checkpoint, name: str) -> np.ndarray:
         return widen(checkpoint.read(name), checkpoint.tensors[name].dtype)

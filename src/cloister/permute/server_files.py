@@ -100,8 +100,10 @@ _PUBLIC = (
     "whoever holds this checkpoint and the base can undo it."
 )
 _SECRET = (
-    "Its base is declared secret. What the server sees is then a substitution cipher: equal tokens are equal. One user "
-    "who hands the client directory to the server opens the texts of all users of this context."
+    "Its base is declared secret. What the server sees is then a substitution cipher: equal tokens are equal, and a "
+    "server that has text of the same kind and some thousand tokens of traffic reads most of it (55 to 97 % on public "
+    "data sets, docs/permute-leakage.md). One user who hands the client directory to the server opens the texts of all "
+    "users of this context."
 )
 
 

@@ -82,10 +82,8 @@ def _base(model: Any) -> Any:
 
 def biases_are_zero(model: nn.Module) -> bool:
     """Whether all projection biases around the first attention are absent or exactly zero."""
-    return all(
-        getattr(module, "bias", None) is None or not bool(module.bias.detach().any())
-        for module in parts_of(model).biased
-    )
+    biases = [getattr(module, "bias", None) for module in parts_of(model).biased]
+    return not any(bool(bias.detach().any()) for bias in biases if isinstance(bias, torch.Tensor))
 
 
 def form_of_model(model: nn.Module) -> Form:
