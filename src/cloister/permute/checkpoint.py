@@ -12,7 +12,7 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,7 @@ def write_shard(path: Path, plan: list[Planned], pieces: Iterator[np.ndarray], *
     """Write a safetensors file from `pieces` (raw arrays, in the order of `plan`, cut anywhere); returns its BLAKE2b
     digest.
 
-    Hashing and writing run in a thread of their own, so that the next piece is computed meanwhile; two pieces are in
+    Hashing and writing run in threads of their own, so that the next piece is computed meanwhile; two pieces are in
     flight at most.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -225,45 +225,52 @@ def write_shard(path: Path, plan: list[Planned], pieces: Iterator[np.ndarray], *
 
 
 class _Sink:
-    """Writes and hashes arrays in a background thread; an error there surfaces at the next `put` or at `close`."""
+    """Writes and hashes arrays, each in a thread of its own; an error surfaces at the next `put` or at `close`."""
 
     def __init__(self, file: Any, digest: Any) -> None:
         self._file, self._digest = file, digest
-        self._queue: queue.Queue[np.ndarray | None] = queue.Queue(maxsize=1)
         self._error: BaseException | None = None
-        self._written = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._written = self._unsynced = 0
+        self._queues: list[queue.Queue[np.ndarray | None]] = [queue.Queue(maxsize=1), queue.Queue(maxsize=1)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(waiting, work), daemon=True)
+            for waiting, work in zip(self._queues, (self._digest.update, self._write), strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def put(self, array: np.ndarray) -> None:
         if self._error is not None:
             raise self._error
-        self._queue.put(array)
+        for waiting in self._queues:
+            waiting.put(array)
 
     def close(self) -> int:
-        self._queue.put(None)
-        self._thread.join()
+        for waiting in self._queues:
+            waiting.put(None)
+        for thread in self._threads:
+            thread.join()
         if self._error is not None:
             raise self._error
         return self._written
 
-    def _run(self) -> None:
-        unsynced = 0
-        while (array := self._queue.get()) is not None:
+    def _run(self, waiting: queue.Queue[np.ndarray | None], work: Callable[[memoryview], object]) -> None:
+        while (array := waiting.get()) is not None:
             if self._error is not None:
                 continue  # drain, so that `put` never blocks
             try:
-                data = array.reshape(-1).view(np.uint8).data
-                self._digest.update(data)
-                self._file.write(data)
-                self._written += len(data)
-                unsynced += len(data)
-                if unsynced > 1 << 28:  # let the disk work while the next tensors are computed, not all at the end
-                    self._file.flush()
-                    os.fdatasync(self._file.fileno())
-                    unsynced = 0
+                work(array.reshape(-1).view(np.uint8).data)
             except BaseException as error:
                 self._error = error
+
+    def _write(self, data: memoryview) -> None:
+        self._file.write(data)
+        self._written += len(data)
+        self._unsynced += len(data)
+        if self._unsynced > 1 << 28:  # let the disk work while the next tensors are computed, not all at the end
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+            self._unsynced = 0
 
 
 def write_index(directory: Path, placed: Mapping[str, str], total: int) -> None:
