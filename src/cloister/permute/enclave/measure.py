@@ -7,6 +7,7 @@ comparison.
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -39,6 +40,7 @@ class Overhead:
     with_s: float
     ratio: float  # the median of the rounds' own ratios
     spread: float  # half the distance between the rounds' quartile ratios
+    cpu_ratio: float  # processor time of both processes / without; steadier than the clock on a busy machine
     max_difference: float  # the largest difference between the two answers' scores
 
     def as_dict(self) -> dict[str, Any]:
@@ -83,19 +85,19 @@ def measure_overhead(shape: str = "llama-1024x16", *, batch: int = 10, tokens: i
     with tempfile.TemporaryDirectory() as directory:
         bundle.write(Path(directory))
         with EnclaveProcess(directory) as enclave:
-            without, within, difference = _time(model, enclave, torch.from_numpy(ids).long(), ids, rounds)
+            without, within, work, difference = _time(model, enclave, torch.from_numpy(ids).long(), ids, rounds)
     ratios = [b / a for a, b in zip(without, within, strict=True)]
     quartiles = statistics.quantiles(ratios, n=4) if rounds > 1 else [ratios[0]] * 3
     return Overhead(
         shape, sum(p.numel() for p in model.parameters()), batch, tokens, rounds,
         statistics.median(without), statistics.median(within), statistics.median(ratios),
-        (quartiles[2] - quartiles[0]) / 2, difference,
+        (quartiles[2] - quartiles[0]) / 2, statistics.median(b / a for a, b in work), difference,
     )  # fmt: skip
 
 
 def _time(
     model: Any, enclave: EnclaveProcess, ids: torch.Tensor, values: np.ndarray[Any, np.dtype[np.int32]], rounds: int
-) -> tuple[list[float], list[float], float]:
+) -> tuple[list[float], list[float], list[tuple[float, float]], float]:
     def plainly() -> torch.Tensor:
         with torch.inference_mode():
             scores: torch.Tensor = model(input_ids=ids, logits_to_keep=1, use_cache=False).logits
@@ -113,10 +115,23 @@ def _time(
     difference = float((plainly() - enclaved()).abs().max())  # also the warm-up
     without: list[float] = []
     within: list[float] = []
+    work: list[tuple[float, float]] = []  # processor seconds of each round: without, with
     for turn in range(rounds):
         order = [(plainly, without), (enclaved, within)]
+        used: dict[bool, float] = {}
         for run, seconds in order if turn % 2 == 0 else reversed(order):
-            begun = time.perf_counter()
+            begun, busy = time.perf_counter(), _processor_seconds(enclave)
             run()
             seconds.append(time.perf_counter() - begun)
-    return without, within, difference
+            used[run is enclaved] = _processor_seconds(enclave) - busy
+        work.append((used[False], used[True]))
+    return without, within, work, difference
+
+
+def _processor_seconds(enclave: EnclaveProcess) -> float:
+    """Of this process and the enclave's together."""
+    try:
+        fields = Path(f"/proc/{enclave.process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return time.process_time()
+    return time.process_time() + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
