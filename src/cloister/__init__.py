@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from cloister.api import aconnect, connect, protect
     from cloister.errors import CloisterError
 
-_HOMES = {"protect": "cloister.api", "connect": "cloister.api", "aconnect": "cloister.api", "CloisterError": "cloister.errors"}
+_HOMES = {
+    "protect": "cloister.api",
+    "connect": "cloister.api",
+    "aconnect": "cloister.api",
+    "CloisterError": "cloister.errors",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -76,7 +76,8 @@ class Ledger:
         totals = self.totals()
         lines = [
             f"{entry.step:<12} to {entry.party:<22} {entry.bytes_sent:>9} B out {entry.bytes_received:>9} B in "
-            f"{entry.rounds:>3} rounds {entry.seconds:8.3f} s  {entry.reveals}{' (' + entry.note + ')' if entry.note else ''}"
+            f"{entry.rounds:>3} rounds {entry.seconds:8.3f} s  {entry.reveals}"
+            + (f" ({entry.note})" if entry.note else "")
             for entry in self
         ]
         lines.append(

@@ -81,7 +81,7 @@ class Manifest:
         if self.not_after and (now or datetime.now(UTC)) > datetime.fromisoformat(self.not_after):
             raise ExpiredKey(
                 f"The key of context {self.protection.context} expired on {self.not_after}.",
-                advice="Ask the model developer to run `cloister protect --rotate` and send you the new client directory.",
+                advice="Ask the model developer to run `cloister protect --rotate` and to send you the new directory.",
             )
 
 

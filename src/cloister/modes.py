@@ -55,7 +55,7 @@ class Token:
 
 
 class Session(Protocol):
-    """An open connection to a protected model. All ids and vectors are the plain model's: the transform stays inside."""
+    """An open connection to a protected model. All ids and vectors are the plain model's: the transform is inside."""
 
     manifest: Manifest
     ledger: Ledger

@@ -34,6 +34,7 @@ def command(
       cloister contexts out --assign ada@example.org
       cloister contexts out --assign ben --context context-2
     """
+    from cloister import manifest as manifests
     from cloister.permute import contexts
 
     if assign is not None:
@@ -49,8 +50,8 @@ def command(
     rows = [
         {
             "context": name,
-            "key_id": contexts.manifests.read(directory).protection.key_id,
-            "not_after": contexts.manifests.read(directory).not_after,
+            "key_id": manifests.read(directory).protection.key_id,
+            "not_after": manifests.read(directory).not_after,
             "users": sorted(user for user, given in users.items() if given == name),
             "client": str(directory),
         }

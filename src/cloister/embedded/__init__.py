@@ -1,0 +1,16 @@
+"""The small Mixture-of-Experts model that ships with the package, for demos and tests.
+
+It lets `cloister` show everything it does without a download. What the model is, what it was trained on
+and how to train it again: docs/default-model.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["path"]
+
+
+def path() -> Path:
+    """The folder of the embedded model, a plain transformers checkpoint."""
+    return Path(__file__).resolve().parent / "olmoe"
