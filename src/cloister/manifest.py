@@ -51,7 +51,7 @@ class Protection:
 class Identity:
     """Which server a client expects."""
 
-    weights_digest: str = ""  # SHA-256 over the server's weight files
+    weights_digest: str = ""  # over the tags of the server's weight files; the developer's key can recompute it
     tls_fingerprint: str = ""  # SHA-256 of the server's certificate, hex; empty: the system's trust store
     measurement: str = ""  # expected attestation measurement, hex; empty: none demanded
 

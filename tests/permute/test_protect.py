@@ -27,7 +27,7 @@ from cloister.errors import (
 from cloister.permute import checkpoint as checkpoints
 from cloister.permute import contexts, selfcheck
 from cloister.permute.entropy import MasterKey
-from cloister.permute.protect import protect
+from cloister.permute.protect import check_server, protect
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +128,17 @@ def test_licence_is_carried_over_and_named(plain: Path, tmp_path: Path) -> None:
     assert "license: cc-by-4.0" in card
     assert "base_model: somebody/base" in card
     assert "obfuscation, not privacy" in card
+
+
+def test_the_developer_can_check_what_the_server_holds(plain: Path, tmp_path: Path) -> None:
+    protect(plain, tmp_path / "out", base="secret", measure=False)
+    server, key = tmp_path / "out" / "server", MasterKey((tmp_path / "out" / "developer" / "key").read_bytes())
+    assert check_server(server, key)
+    assert not check_server(server, MasterKey.fresh())
+    data = bytearray((server / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (server / "model.safetensors").write_bytes(data)
+    assert not check_server(server, key)
 
 
 def test_two_runs_draw_different_keys(plain: Path, tmp_path: Path) -> None:

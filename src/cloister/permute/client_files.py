@@ -12,9 +12,9 @@ from cloister.errors import BrokenCheckpoint
 from cloister.families.layout import Layout
 from cloister.permute.checkpoint import Checkpoint, Planned, write_shard
 from cloister.permute.draw import Draws
+from cloister.permute.entropy import MasterKey
 from cloister.permute.maps import Map, Permutation
 from cloister.permute.numbers import narrow, widen
-from cloister.permute.rewrite import Rewriter
 from cloister.storage import SECRET_MODE
 
 FILE = "client.safetensors"
@@ -26,7 +26,7 @@ _COPIED = (
 
 
 def write(
-    directory: Path, checkpoint: Checkpoint, layout: Layout, draws: Draws, rewriter: Rewriter,
+    directory: Path, checkpoint: Checkpoint, layout: Layout, draws: Draws, key: MasterKey,
     vocab_to_server: np.ndarray | None, loop: str,
 ) -> None:  # fmt: skip
     """Write the client's tensors and copy what the device needs to turn text into ids and back."""
@@ -50,7 +50,8 @@ def write(
         _add_patches(add, checkpoint, layout, draws.map(layout.vision_residual))
     if not planned:
         raise BrokenCheckpoint("This family leaves nothing for the client to do.")
-    write_shard(directory / FILE, planned, (piece for source in sources for piece in source), mode=SECRET_MODE)
+    pieces = (piece for source in sources for piece in source)
+    write_shard(directory / FILE, planned, pieces, tag_key=key.tag_key(FILE), mode=SECRET_MODE)
     for file in _COPIED:
         if (checkpoint.directory / file).exists():
             (directory / file).parent.mkdir(parents=True, exist_ok=True)

@@ -40,6 +40,10 @@ class MasterKey:
         """The raw bytes, for the developer's key file only."""
         return self._secret
 
+    def tag_key(self, file: str) -> bytes:
+        """The key under which one written file is tagged. The file of a name is always the same, so it is used once."""
+        return self._derive(f"file tag:{file}")
+
     def public_id(self) -> str:
         """A fingerprint that names the key without betraying it."""
         return self._derive("public id").hex()[:16]

@@ -30,6 +30,10 @@ class Map(ABC):
     def columns(self, a: Array) -> Array:
         """T applied to each row of `a`."""
 
+    def columns_into(self, a: Array, result: Array) -> None:
+        """`columns`, written into `result`."""
+        result[...] = self.columns(a)
+
     @abstractmethod
     def contragredient(self) -> Map:
         """T^-T."""
@@ -74,6 +78,9 @@ class Permutation(Map):
 
     def columns(self, a: Array) -> Array:
         return np.take(a, self.index, axis=-1)
+
+    def columns_into(self, a: Array, result: Array) -> None:
+        np.take(a, self.index, axis=-1, out=result, mode="clip")  # "clip" spares a second, buffered check of the index
 
     def contragredient(self) -> Map:
         return self

@@ -8,6 +8,7 @@ in place only when everything is complete. numpy only: no torch is needed to pro
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import shutil
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from cloister import hub, storage
 from cloister import manifest as manifests
@@ -218,7 +220,7 @@ class _ContextWriter:
     def run(self, advance: Any) -> Manifest:
         vocab_to_server = self._vocab_to_server()
         digest = self._write_weights(vocab_to_server, advance)
-        client_files.write(self._folder("client"), self._checkpoint, self._layout, self._draws, self._rewriter,
+        client_files.write(self._folder("client"), self._checkpoint, self._layout, self._draws, self._key,
                            vocab_to_server, self._options.loop)  # fmt: skip
         server_files.write(self._folder("server"), self._checkpoint, self._layout, vocab_to_server)
         base = self._manifest(digest)
@@ -236,23 +238,28 @@ class _ContextWriter:
     def _write_weights(self, vocab_to_server: np.ndarray | None, advance: Any) -> str:
         kept = self._kept_rows(vocab_to_server)
         placed: dict[str, str] = {}
-        total, digests = 0, []
+        total, tags = 0, {}
         for shard in plan.shards(self._checkpoint, self._layout, self._draws, self._options.loop):
             relative = f"server/{context_name(self._index)}/{shard.file}"
             planned = [job.planned for job in shard.jobs]
             digest = self._state.digest(relative)
             if digest is None:
                 source = plan.pieces(shard, self._checkpoint, self._rewriter, kept)
-                digest = write_shard(self._folder("server") / shard.file, planned, _counted(source, advance))
+                digest = write_shard(
+                    self._folder("server") / shard.file,
+                    planned,
+                    _counted(source, advance),
+                    tag_key=self._key.tag_key(shard.file),
+                )
                 self._state.done(relative, digest)
             else:
                 advance(sum(item.nbytes for item in planned))
             placed.update({item.name: shard.file for item in planned})
             total += sum(item.nbytes for item in planned)
-            digests.append(f"{shard.file}:{digest}")
+            tags[shard.file] = digest
         if len(self._checkpoint.shards) > 1:
             write_index(self._folder("server"), placed, total)
-        return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
+        return _digest(tags)
 
     def _kept_rows(self, vocab_to_server: np.ndarray | None) -> tuple[int, ...]:
         """The image placeholder of a vision-language model is recognised by its row on the server."""
@@ -295,6 +302,23 @@ def _counted(source: Any, advance: Any) -> Any:
     for piece in source:
         advance(piece.nbytes)
         yield piece
+
+
+def check_server(directory: Path | str, key: MasterKey) -> bool:
+    """Whether the weight files of a server directory are, bit for bit, those that were written with `key`."""
+    directory = Path(directory)
+    tags = {}
+    for path in directory.glob("*.safetensors"):
+        tagger = Poly1305(key.tag_key(path.name))
+        with path.open("rb") as file:
+            while piece := file.read(1 << 24):
+                tagger.update(piece)
+        tags[path.name] = tagger.finalize().hex()
+    return hmac.compare_digest(_digest(tags), manifests.read(directory).identity.weights_digest)
+
+
+def _digest(tags: dict[str, str]) -> str:
+    return hashlib.sha256("\n".join(f"{file}:{tag}" for file, tag in sorted(tags.items())).encode()).hexdigest()
 
 
 def _record(partial: Path, contexts: int, first: Manifest, measured: dict[str, Any]) -> Manifest:

@@ -19,6 +19,7 @@ from cloister.permute.maps import Identity, Map, side_by_side
 from cloister.permute.numbers import narrow, widen
 
 PIECE_BYTES = 16 << 20
+CACHE_BYTES = 256 << 10
 Reader = Callable[[str], tuple[np.ndarray, str]]  # tensor name -> raw array and its format
 
 
@@ -104,7 +105,7 @@ class Rewriter:
             if convert:
                 piece = narrow(column_map.columns(_rows(row_map, source, dtype, start, stop)), dtype)
             else:
-                piece = column_map.columns(row_map.rows(source, start, stop))
+                piece = _moved(row_map, column_map, source, start, stop)
             yield piece.reshape(-1) if vector else piece
 
     def _folded_matrix(
@@ -149,6 +150,16 @@ class Rewriter:
             drawn = Identity(segment.size) if segment.space is None else self._draws.map(segment.space)
             parts.append(drawn.contragredient() if axis.side == "in" else drawn)
         return side_by_side(parts)
+
+
+def _moved(row_map: Map, column_map: Map, source: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Rows of a tensor whose numbers only move, a few at a time so that they stay in the processor's cache."""
+    piece = np.empty((stop - start, source.shape[1]), dtype=source.dtype)
+    step = max(1, CACHE_BYTES // max(1, source[:1].nbytes))
+    for low in range(start, stop, step):
+        high = min(low + step, stop)
+        column_map.columns_into(row_map.rows(source, low, high), piece[low - start : high - start])
+    return piece
 
 
 def _rows(
