@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 QUESTIONS = {
-    "I lost my card on holiday, what now?": "Your card is lost or stolen, so please freeze it now.",
+    "My card was stolen yesterday.": "Your card is lost or stolen, so please freeze it now.",
     "Why was I charged twice for the same purchase?": "You were charged twice for one payment.",
     "The ATM swallowed my card!": "The cash machine has kept your card.",
 }

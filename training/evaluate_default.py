@@ -191,15 +191,18 @@ class Evaluation:
         return {"questions": len(right), "exact": round(sum(right) / len(right), 4), "ended_by_itself": round(ended, 4)}
 
 
-def routing_figures(chosen: list[torch.Tensor], experts: int) -> list[dict[str, Any]]:
-    """Load, entropy and favourite pair of every layer; `chosen[layer]` is (tokens, 2)."""
+def routing_figures(chosen: list[torch.Tensor], weight: torch.Tensor, experts: int) -> list[dict[str, Any]]:
+    """Load, entropy and favourite pair of every layer; `chosen[layer]` is (tokens, 2).
+
+    `weight` of the tokens gives every set its share of the training mix, however much of it was read here.
+    """
     result = []
     for layer, pairs in enumerate(chosen):
-        load = torch.bincount(pairs.flatten(), minlength=experts).double()
+        load = torch.bincount(pairs.flatten(), weight.repeat_interleave(pairs.shape[1]), minlength=experts)
         load = load / load.sum()
         entropy = -(load[load > 0] * load[load > 0].log()).sum() / math.log(experts)
         ordered = pairs.sort(dim=1).values
-        codes = torch.bincount(ordered[:, 0] * experts + ordered[:, 1], minlength=experts**2)
+        codes = torch.bincount(ordered[:, 0] * experts + ordered[:, 1], weight, minlength=experts**2)
         best = int(codes.argmax())
         result.append(
             {
@@ -209,7 +212,7 @@ def routing_figures(chosen: list[torch.Tensor], experts: int) -> list[dict[str, 
                 "least_load": round(load.min().item(), 4),
                 "most_load": round(load.max().item(), 4),
                 "top_pair": [best // experts, best % experts],
-                "top_pair_share": round(codes[best].item() / len(pairs), 4),
+                "top_pair_share": round((codes[best] / weight.sum()).item(), 4),
                 "pairs_used": int((codes > 0).sum()),
             }
         )
@@ -222,15 +225,17 @@ def main(options: argparse.Namespace) -> None:
     experts = evaluation.model.config.num_experts
     figures: dict[str, Any] = {"perplexity": {}, "intents": {}, "exact_match": {}}
     chosen: list[list[torch.Tensor]] = [[] for _ in range(evaluation.model.config.num_hidden_layers)]
+    weights: list[torch.Tensor] = []
     by_set: dict[str, np.ndarray] = {}
     for entry in corpus.SETS:
         start = time.monotonic()
         figures["perplexity"][entry.name], layers = evaluation.perplexity(entry.name)
         for layer, part in enumerate(layers):
             chosen[layer].append(part)
+        weights.append(torch.full((len(layers[0]),), entry.share / len(layers[0]), dtype=torch.float64))
         by_set[entry.name] = np.array([torch.bincount(part.flatten(), minlength=experts).numpy() for part in layers])
         _log(f"{entry.name}: {figures['perplexity'][entry.name]} {time.monotonic() - start:.0f} s")
-    figures["routing"] = routing_figures([torch.cat(parts) for parts in chosen], experts)
+    figures["routing"] = routing_figures([torch.cat(parts) for parts in chosen], torch.cat(weights), experts)
     figures["samples"] = [
         {"question": question, "answer": text, "ended_by_itself": ended}
         for question, (text, ended) in zip(

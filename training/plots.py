@@ -47,7 +47,10 @@ def expert_load(load: np.ndarray, by_set: dict[str, np.ndarray], picture: Path) 
             value = load[layer, expert] * 100
             colour = "black" if value > image.get_clim()[1] * 0.6 else "white"
             axes.text(expert, layer, f"{value:.1f}", ha="center", va="center", fontsize=7, color=colour)
-    axes.set_title(f"Load of the experts on held-out text, per cent (even: {100 / experts:.2f})", fontsize=10)
+    axes.set_title(
+        f"Load of the experts on held-out text, weighted as in training, per cent (even: {100 / experts:.2f})",
+        fontsize=10,
+    )
     axes.set_ylabel("layer")
     axes.set_yticks(range(layers))
     axes.set_xticks(range(experts))

@@ -85,7 +85,7 @@ def write(directory: Path, size: Size, *, dtype: str = "float32", shard_bytes: i
     for number, shard in enumerate(shards, 1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         planned = [Planned(name, kind, spec.shape) for name, spec in shard]
-        write_shard(directory / file, planned, _pieces(shard, noise, kind))
+        write_shard(directory / file, planned, _pieces(shard, noise, kind), tag_key=bytes(32))
         index.update(dict.fromkeys((name for name, _ in shard), file))
         total += sum(int(np.prod(spec.shape)) * width for _, spec in shard)
     if len(shards) > 1:

@@ -59,7 +59,7 @@ def _session(folder: Path) -> Any:
             yield (rows.view(np.uint32) >> 16).astype(np.uint16)
 
     planned = [Planned("vocab_to_server", "I32", (VOCABULARY,)), Planned("embedding", "BF16", (VOCABULARY, HIDDEN))]
-    write_shard(folder / "client.safetensors", planned, pieces(), mode=0o600)
+    write_shard(folder / "client.safetensors", planned, pieces(), tag_key=bytes(32), mode=0o600)
     return PermuteSession(folder, "http://127.0.0.1:9")
 
 

@@ -23,7 +23,7 @@ from cloister.manifest import OBFUSCATION
 from cloister.serving.gateway.app import GatewaySettings, create_gateway
 from cloister.serving.gateway.hosted import Hosted, trust_sentence
 from cloister.serving.gateway.safety import read_keys
-from cloister.serving.http import BoundedProtocol
+from cloister.serving.http import BoundedProtocol, listen
 from cloister.serving.local import LocalServer
 from cloister.serving.transport import is_loopback
 
@@ -105,7 +105,7 @@ async def _serve(
             except CloisterError as error:
                 error.advice = f"{error.advice} To start without a server, add --lazy.".strip()
                 raise
-    listener = _listen(host, port)
+    listener = listen(host, port)
     config = uvicorn.Config(
         app, http=BoundedProtocol, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5
     )
@@ -161,21 +161,6 @@ def _orderly_end() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise UsageError(
-            f"Cannot listen on {host}:{port}: {error.strerror or error}.",
-            advice="Choose another --port; 0 takes a free one.",
-        ) from None
-    return listener
 
 
 def _to_stderr(line: str) -> None:

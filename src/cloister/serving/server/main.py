@@ -15,7 +15,7 @@ import transformers
 import uvicorn
 
 from cloister.errors import UsageError
-from cloister.serving.http import BoundedProtocol, LogFormatter
+from cloister.serving.http import BoundedProtocol, LogFormatter, listen
 from cloister.serving.server import tls
 from cloister.serving.server.app import create_app
 from cloister.serving.server.settings import ServerSettings
@@ -56,7 +56,7 @@ def serve(settings: ServerSettings, *, announce: Callable[[str, str], None] | No
     if bool(certificate) != bool(key):
         raise UsageError("TLS needs both a certificate and a key.", advice="Give --ssl-certfile and --ssl-keyfile.")
     app = create_app(settings)
-    listener = _listen(settings)
+    listener = listen(settings.host, settings.port)
     actual = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"{'https' if certificate else 'http'}://{shown}:{actual}"
@@ -112,21 +112,6 @@ def _tls_files(settings: ServerSettings) -> tuple[Path | None, Path | None]:
     if settings.tls_self_signed is not None:
         return tls.self_signed(settings.tls_self_signed, settings.host)
     return settings.ssl_certfile, settings.ssl_keyfile
-
-
-def _listen(settings: ServerSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as exc:
-        listener.close()
-        raise UsageError(
-            f"Port {settings.port} on {settings.host} cannot be opened: {exc.strerror}.",
-            advice="Choose another with --port; 0 lets the system choose.",
-        ) from None
-    return listener
 
 
 def _set_up_logging(settings: ServerSettings) -> None:
