@@ -59,7 +59,7 @@ def test_a_name_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch)
         hub.resolve("cloister-tests/there-is-no-such-model")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "/no/such/dir", "a/b/c", "../x"])
+@pytest.mark.parametrize("name", ["nowhere", "/no/such/dir", "a/b/c", "../no-such-folder"])
 def test_neither_directory_nor_name(name: str) -> None:
     with pytest.raises(UsageError, match="neither"):
         hub.resolve(name)
