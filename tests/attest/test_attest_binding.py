@@ -77,7 +77,7 @@ def test_unexpected_measurement_is_refused():
 def test_without_any_expected_measurement_every_server_is_refused():
     nonce = new_nonce()
     error = refused("measurement", server().collect(nonce), nonce, policy=Policy())
-    assert "no measurement was given" in str(error)
+    assert "none was given to expect" in str(error)
 
 
 def test_an_empty_expectation_matches_nothing():

@@ -135,12 +135,12 @@ def _state(policy: Policy, facts: Facts, course: Course) -> None:
         expected and all(facts.registers.get(name, "") == value.lower() for name, value in expected.items())
         for expected in policy.measurements
     )
-    told = "no measurement was given to expect" if not policy.measurements else "none of the expected ones"
+    told = "is none of the expected ones" if policy.measurements else "was found, but none was given to expect"
     course.require(
         "measurement",
         matching,
         facts.registers["measurement"],
-        f"{facts.registers['measurement']} is {told}",
+        f"{facts.registers['measurement']} {told}",
         advice="If you built this server yourself, put its measurement into the client's manifest.",
     )
     course.require(
