@@ -109,6 +109,27 @@ def test_special_tokens_speak_the_permuted_vocabulary(plain: Path, tmp_path: Pat
     assert generation["bos_token_id"] == int(to_server[1])
 
 
+def test_words_and_plain_ids_in_the_configuration_stay_at_home(plain: Path, tmp_path: Path) -> None:
+    """Older configurations carry settings of generation: ids of the plain vocabulary, and words."""
+    source = copy(plain, tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    told = {"bad_words_ids": [[17, 18]], "prefix": "Dear ", "stop_strings": ["END"], "finetuning_task": "triage"}
+    (source / "config.json").write_text(json.dumps(config | told))
+    (source / "generation_config.json").write_text(json.dumps(told))
+    protect(source, tmp_path / "out", base="secret", measure=False)
+    for name in ("config.json", "generation_config.json"):
+        assert not told.keys() & json.loads((tmp_path / "out" / "server" / name).read_text()).keys()
+
+
+def test_the_order_within_a_file_does_not_tell_which_expert_was_which(tmp_path: Path) -> None:
+    plain = selfcheck.make_tiny("OlmoeForCausalLM", tmp_path / "plain")
+    protect(plain, tmp_path / "out", base="secret", measure=False)
+    raw = (tmp_path / "out" / "server" / "model.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    names = [name for name in header if name.startswith("model.layers.0.mlp.experts.")]
+    assert len(names) == 24 and names == sorted(names)
+
+
 def test_class_names_stay_with_the_client(tmp_path: Path) -> None:
     plain = selfcheck.make_tiny("BertForSequenceClassification", tmp_path / "plain")
     config = json.loads((plain / "config.json").read_text())
@@ -139,6 +160,18 @@ def test_the_developer_can_check_what_the_server_holds(plain: Path, tmp_path: Pa
     data[-1] ^= 1
     (server / "model.safetensors").write_bytes(data)
     assert not check_server(server, key)
+
+
+def test_files_do_not_tell_which_expert_was_which(sharded: Path, tmp_path: Path) -> None:
+    """Each name lies in the same file, at the same place among its kind, whatever the key: only numbers differ."""
+    orders = []
+    for index in range(2):
+        protect(sharded, tmp_path / f"out{index}", base="secret", measure=False)
+        orders.append(checkpoints.Checkpoint(tmp_path / f"out{index}" / "server").shards)
+    assert orders[0] == orders[1]
+    assert {file: set(names) for file, names in orders[0]} == {
+        file: set(names) for file, names in checkpoints.Checkpoint(sharded).shards
+    }
 
 
 def test_two_runs_draw_different_keys(plain: Path, tmp_path: Path) -> None:

@@ -310,3 +310,34 @@ def test_a_vocabulary_that_is_no_permutation_is_refused(tmp_path: Path) -> None:
     save_file({"vocab_to_server": np.zeros(VOCABULARY, np.int32)}, tmp_path / "client.safetensors")
     with pytest.raises(errors.BrokenManifest, match="order"):
         session(tmp_path, lambda request: httpx.Response(500))
+
+
+def test_a_stream_without_end_is_cut_at_the_tokens_asked_for(tmp_path: Path) -> None:
+    write_client(tmp_path)
+    endless = [{"token_ids": [5] * 4}] * 50
+    with pytest.raises(errors.PeerError, match="more than the 6 tokens"):
+        generate(session(tmp_path, lambda request: vllm_stream(*endless), VLLM_MODELS), [1], max_tokens=6)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"token_ids": 5},
+        {"token_ids": [5], "logprobs": {"token_logprobs": 3}},
+        {"token_ids": [5], "logprobs": {"token_logprobs": ["low"]}},
+        {"token_ids": [5], "logprobs": {"token_logprobs": [10**400]}},
+        {"token_ids": [5], "logprobs": {"top_logprobs": [{"token_id:5": None}]}},
+        {"token_ids": [5], "finish_reason": "length", "logprobs": {"token_logprobs": [float("nan")]}},
+    ],
+)
+def test_answers_of_wrong_types_are_the_server_s_fault(tmp_path: Path, lie: dict[str, Any]) -> None:
+    write_client(tmp_path)
+    with pytest.raises(errors.PeerError):
+        generate(session(tmp_path, lambda request: vllm_stream(lie), VLLM_MODELS), [1], max_tokens=2, logprobs=1)
+
+
+def test_a_deeply_nested_answer_is_no_answer(tmp_path: Path) -> None:
+    write_client(tmp_path, loop="token")
+    made = session(tmp_path, lambda request: httpx.Response(200, content=b"[" * 200_000))
+    with pytest.raises(errors.PeerError, match="JSON"):
+        generate(made, [1])

@@ -188,7 +188,12 @@ class Planned:
     @property
     def nbytes(self) -> int:
         """Size in the file."""
-        return int(np.prod(self.shape, dtype=np.int64)) * raw_dtype(self.dtype).itemsize
+        return int(np.prod(self.shape, dtype=np.int64)) * self.width
+
+    @property
+    def width(self) -> int:
+        """Bytes of one number."""
+        return int(raw_dtype(self.dtype).itemsize)
 
 
 def write_shard(

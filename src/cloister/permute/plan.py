@@ -78,23 +78,29 @@ def check_transform(layout: Layout, transform: str) -> None:
 
 
 def shards(checkpoint: Checkpoint, layout: Layout, draws: Draws, loop: str) -> list[ShardPlan]:
-    """The server's files: the source's files with experts renamed, tied heads given a tensor of their own."""
-    plans = []
+    """The server's files: experts renamed, tied heads given a tensor of their own.
+
+    A tensor goes into the file in which the source keeps the tensor of its new name, and files are ordered by width and
+    name: left where the source had them, renamed experts would tell the server their old numbers.
+    """
+    plans = {file: ShardPlan(file) for file, _ in checkpoint.shards}
     for file, names in checkpoint.shards:
-        plan = ShardPlan(file)
         for name in names:
             spec = layout.tensors.get(name)
             if spec is not None:
-                plan.jobs.append(_job(checkpoint, layout, draws, name, spec, loop))
+                job = _job(checkpoint, layout, draws, name, spec, loop)
+                home = checkpoint.tensors.get(job.planned.name)
+                plans[home.file.name if home else file].jobs.append(job)
         if layout.embedding in names and layout.head and layout.head not in checkpoint.tensors:
             stored = checkpoint.tensors[layout.embedding]
-            plan.jobs.append(Job(Planned(layout.head, stored.dtype, stored.shape), layout.embedding, "rewrite"))
+            plans[file].jobs.append(Job(Planned(layout.head, stored.dtype, stored.shape), layout.embedding, "rewrite"))
         for alias, origin in layout.head_aliases.items():
             if origin in names and alias not in checkpoint.tensors:
                 stored = checkpoint.tensors[origin]
-                plan.jobs.append(Job(Planned(alias, stored.dtype, stored.shape), origin, "rewrite"))
-        plans.append(plan)
-    return plans
+                plans[file].jobs.append(Job(Planned(alias, stored.dtype, stored.shape), origin, "rewrite"))
+    for plan in plans.values():
+        plan.jobs.sort(key=lambda job: (-job.planned.width, job.planned.name))
+    return list(plans.values())
 
 
 def pieces(

@@ -23,9 +23,13 @@ from cloister.permute.checkpoint import Checkpoint
 from cloister.permute.plan import token_ids
 
 # Names that would tell the server what the model was made from, or what its classes mean.
-_DROPPED = ("_name_or_path", "id2label", "label2id", "task_specific_params", "transformers_version", "auto_map")
+# Older config.json files carry settings of generation too, some with words or ids of the plain vocabulary.
+_WORDS = ("bad_words_ids", "sequence_bias", "forced_decoder_ids", "stop_strings", "prefix")
+_DROPPED = (
+    "_name_or_path", "id2label", "label2id", "task_specific_params", "transformers_version", "auto_map",
+    "finetuning_task", *_WORDS,
+)  # fmt: skip
 _ID_LISTS = ("suppress_tokens", "begin_suppress_tokens")
-_WORDS = ("bad_words_ids", "sequence_bias", "forced_decoder_ids")
 _POOLING = ("modules.json", "1_Pooling/config.json")
 
 

@@ -149,7 +149,7 @@ class PermuteSession:
                 advice="Nothing was sent. Use the OUT/client that belongs to this server's OUT/server; on vLLM the "
                 "served model name must end in the key id.",
             )
-        self._name = str(model["id"])
+        self._name = str(model.get("id"))
         length = model.get("max_model_len")
         if isinstance(length, int) and length > 0:
             self.max_model_len = min(length, self.manifest.model.max_positions)
@@ -224,6 +224,7 @@ class PermuteSession:
             "/v1/completions", body, step="completion", reveals=self._reveals(), request=request
         )
         finish: str | None = None
+        count = 0
         async with contextlib.aclosing(events):
             async for event in events:
                 choice = one_choice(event)
@@ -231,6 +232,9 @@ class PermuteSession:
                     continue
                 finish = finish_reason(choice)
                 tokens = self._tokens(choice)
+                count += len(tokens)
+                if count > sampling.max_tokens:  # a stream without end must not fill this machine's memory
+                    raise PeerError(f"{self._transport.party} answered more than the {sampling.max_tokens} tokens.")
                 for index, token in enumerate(tokens):
                     last = index == len(tokens) - 1
                     yield replace(token, finish=finish) if last and finish else token
@@ -345,10 +349,18 @@ class PermuteSession:
                 f"{self._transport.party} answered with text, not with token ids.",
                 advice="On vLLM 0.10.2 or later, start it as docs/serving-vllm.md says.",
             )
+        if ids is not None and not isinstance(ids, list):
+            raise PeerError(f"{self._transport.party} answered with something that is not a list of token ids.")
         plain = [self._vocabulary.plain(token, self._transport.party) for token in ids or []]
         logs = choice.get("logprobs")
         if not isinstance(logs, dict):
             return [Token(token) for token in plain]
+        try:
+            return self._with_logprobs(plain, logs)
+        except (TypeError, ValueError, OverflowError):
+            raise PeerError(f"{self._transport.party} answered with log probabilities that are not numbers.") from None
+
+    def _with_logprobs(self, plain: Sequence[int], logs: Mapping[str, Any]) -> list[Token]:
         chosen = logs.get("token_logprobs") or []
         tops = logs.get("top_logprobs") or []
         tokens = []

@@ -126,8 +126,8 @@ class Transport:
                 if len(raw) > self.max_answer:
                     raise TooLarge(f"The answer of {self.party} is larger than {self.max_answer} bytes.")
             try:
-                answer = json.loads(raw)
-            except ValueError:
+                answer = json.loads(raw, parse_constant=_no_number)
+            except (ValueError, RecursionError):
                 answer = None
             if not isinstance(answer, dict):
                 raise PeerError(f"{self.party} did not answer with a JSON object.", advice=_NOT_OURS)
@@ -149,8 +149,8 @@ class Transport:
                 if data == b"[DONE]":
                     return
                 try:
-                    event = json.loads(data)
-                except ValueError:
+                    event = json.loads(data, parse_constant=_no_number)
+                except (ValueError, RecursionError):
                     event = None
                 if not isinstance(event, dict):
                     raise PeerError(f"{self.party} sent an event that is not a JSON object.", advice=_NOT_OURS)
@@ -247,8 +247,12 @@ async def _error_body(response: httpx.Response) -> Any:
             break
     try:
         return json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _refusal(body: Any, status: int, party: str) -> CloisterError:

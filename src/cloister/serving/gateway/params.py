@@ -10,7 +10,6 @@ is ignored with a warning that names it, because clients add fields of their own
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +49,7 @@ def _wrong(name: str, should: str) -> InvalidParameter:
 
 def _number(low: float, high: float, *, above: bool = False) -> Check:
     def check(value: Any, name: str) -> float:
-        fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        fine = isinstance(value, int | float) and not isinstance(value, bool)  # NaN and infinity fail the comparison
         if not fine or not low <= value <= high or (above and value == low):
             raise _wrong(name, f"a number {'above' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}")
         return float(value)

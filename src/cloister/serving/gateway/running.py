@@ -107,7 +107,14 @@ async def _serve(
                 raise
     listener = listen(host, port)
     config = uvicorn.Config(
-        app, http=BoundedProtocol, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=65,  # longer than clients keep idle connections, or both would end one at the same moment
+        timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

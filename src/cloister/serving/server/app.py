@@ -358,10 +358,12 @@ async def _disconnected(request: Request) -> None:
 async def _next(inbox: asyncio.Queue[Event], gone: asyncio.Future[None]) -> Event:
     getting = asyncio.ensure_future(inbox.get())
     either: set[asyncio.Future[Any]] = {getting, gone}
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    if getting.done():
-        return getting.result()
-    getting.cancel()
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if getting.done():
+            return getting.result()
+    finally:
+        getting.cancel()  # also when this is cancelled: left alone it would take the next event and lose it
     raise _ClientLeft("The client left.")
 
 

@@ -277,7 +277,8 @@ class Engine:
         for generation in waiting:
             self._events.append((generation.sink, Event(error=gone)))
         for _, future in jobs:
-            future.set_exception(gone)
+            if future.set_running_or_notify_cancel():  # its request may have been cancelled meanwhile
+                future.set_exception(gone)
         with contextlib.suppress(RuntimeError):  # the event loop may be closed already
             self._flush()
 

@@ -199,6 +199,10 @@ def _sampling(fields: Fields, shape: Shape) -> Sampling:
     return sampling
 
 
+def _finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
 def _logit_bias(value: Any, vocab_size: int) -> dict[int, float]:
     if value is None:
         return {}
@@ -208,9 +212,10 @@ def _logit_bias(value: Any, vocab_size: int) -> dict[int, float]:
     for key, amount in value.items():
         if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < vocab_size):
             raise InvalidParameter(f"logit_bias has keys that are not ids below {vocab_size}.", param="logit_bias")
-        if isinstance(amount, bool) or not isinstance(amount, int | float) or not math.isfinite(amount):
+        if isinstance(amount, bool) or not (isinstance(amount, int) or _finite(amount)):
             raise InvalidParameter("logit_bias has values that are not numbers.", param="logit_bias")
-        bias[int(key)] = max(-100.0, min(100.0, float(amount)))
+        # clipped before it becomes a float: JSON's whole numbers may be larger than any float
+        bias[int(key)] = float(max(-100, min(100, amount)))
     return bias
 
 
