@@ -392,8 +392,9 @@ class PermuteSession:
         body = {"model": self._name, "encoding_format": "base64", **inputs}
         async with self._guarded():
             answer = await self._transport.json(
-                "POST", "/v1/embeddings", body, step="embedding", reveals=self._reveals(), request=request
-            )
+                "POST", "/v1/embeddings", body, step="embedding", reveals=self._reveals(), request=request,
+                expected=8 * len(prompts) * self.manifest.model.hidden_size,
+            )  # fmt: skip
         vectors = np.stack(vectors_of(answer, len(prompts), self.manifest.model.hidden_size, self._transport.party))
         if "output_order" in self._tensors:
             vectors = vectors[:, self._tensors.order("output_order", self.manifest.model.hidden_size)]
@@ -424,8 +425,9 @@ class PermuteSession:
         body = {"model": self._name, **inputs}
         async with self._guarded():
             answer = await self._transport.json(
-                "POST", "/cloister/v1/forward", body, step=step, reveals=self._reveals(), request=request
-            )
+                "POST", "/cloister/v1/forward", body, step=step, reveals=self._reveals(), request=request,
+                expected=8 * max(self.max_model_len, 1) * self.manifest.model.vocab_size,
+            )  # fmt: skip
         kind = answer.get("kind")
         columns = {
             "logits": self.manifest.model.vocab_size,

@@ -67,7 +67,7 @@ class Transport:
         token: str | None = None,
         insecure_plain_http: bool = False,
         idle_timeout: float = 300.0,
-        max_answer: int = 1 << 30,
+        max_answer: int = 16 << 20,
         handler: Handler | None = None,
     ) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -117,14 +117,19 @@ class Transport:
         reveals: str,
         request: str = "",
         entry: Entry | None = None,
+        expected: int = 0,
     ) -> dict[str, Any]:
-        """Send one request, read one JSON object. With `entry`, another round of the exchange that it records."""
+        """Send one request, read one JSON object. With `entry`, another round of the exchange that it records.
+
+        `expected`: bytes of payload that the caller has reason to await, on top of what any answer may have.
+        """
+        most = self.max_answer + expected
         async with self._exchange(method, path, body, step, reveals, request, entry) as response:
             raw = bytearray()
             async for chunk in response.aiter_raw():
                 raw += chunk
-                if len(raw) > self.max_answer:
-                    raise TooLarge(f"The answer of {self.party} is larger than {self.max_answer} bytes.")
+                if len(raw) > most:
+                    raise TooLarge(f"The answer of {self.party} is larger than {most} bytes.")
             try:
                 answer = json.loads(raw, parse_constant=_no_number)
             except (ValueError, RecursionError):
