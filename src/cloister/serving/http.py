@@ -5,7 +5,8 @@
     app = limit_body(app, 64 * 2**20)                 # refuses before and while reading
     app = request_boundary(app)                       # request ids, access log, nothing escapes as a traceback
 
-`request_boundary` must be the outermost. Nothing here logs a body, a query string or a header value.
+`request_boundary` must be the outermost. Nothing here logs a body, a query string or a header value; the one exception
+is a well-formed x-request-id.
 """
 
 from __future__ import annotations

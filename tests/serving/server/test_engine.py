@@ -29,7 +29,13 @@ class Call:
     """One request to an engine, and its events."""
 
     def __init__(
-        self, engine: Engine, ids: list[int] | None = None, rows: Any = None, session: Any = None, **sampling: Any
+        self,
+        engine: Engine,
+        ids: list[int] | None = None,
+        rows: Any = None,
+        session: Any = None,
+        owner: str = "",
+        **sampling: Any,
     ):
         self.inbox: queue.Queue[Event] = queue.Queue()
         request = CompletionRequest(
@@ -39,7 +45,7 @@ class Call:
             Sampling(**sampling),
             session=SessionWish(session) if session else None,
         )
-        self.generation: Generation = engine.submit(request, self.inbox.put)
+        self.generation: Generation = engine.submit(request, self.inbox.put, owner=owner)
 
     def events(self) -> Iterator[Event]:
         while True:
@@ -226,6 +232,8 @@ def test_sessions_are_bounded_and_belong_to_their_owner(llama: Engine) -> None:
         Call(llama, [1], session="new", max_tokens=1).ids()
     with pytest.raises(NotFound):
         llama.close_session(identities[0], "somebody else")
+    with pytest.raises(NotFound):  # and not TooLarge, which would tell a stranger how long the session is
+        Call(llama, [1] * llama.max_len, session=identities[0], max_tokens=1, owner="somebody else")
     for identity in identities:
         llama.close_session(identity, "")
     call = Call(llama, [1, 2], session="new", max_tokens=1)

@@ -82,7 +82,7 @@ def run(options: Options) -> list[Row]:
             "protect-time",
             rewriting["seconds"] / copying,
             "ratio",
-            note=f"{note}; reading, rewriting, hashing, writing with fsync; {os.cpu_count()} cores",
+            note=f"{note}; reading, rewriting, tagging, writing with fsync; {os.cpu_count()} cores",
             figures={"protect_s": rewriting["seconds"], "copy_s": copying},
             **disk,
         ),

@@ -169,13 +169,14 @@ class Engine:
         with self._wakeup:
             if self._stopping:
                 raise TooBusy("The server is going down.", advice="Try again when it is back.")
-            self._check_length(request, self._sessions.get(wish.id) if wish else None)
+            # Ownership first: the length of somebody else's session is nobody's business.
+            session = self._owned(wish.id, owner) if wish is not None and wish.id != "new" else None
+            self._check_length(request, session)
             if len(self._waiting) >= self.settings.max_waiting:
                 raise TooBusy(f"{len(self._waiting)} requests are waiting.", advice="Try again soon.")
             if wish is not None and wish.id == "new":
                 generation.session_id = secrets.token_urlsafe(24)
-            elif wish is not None:
-                session = self._owned(wish.id, owner)
+            elif session is not None:
                 session.busy = True
                 generation.session, generation.session_id = session, session.id
             self._waiting.append(generation)
