@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "cloister-install-stamp"
+RUST = ROOT / "rust"
+RUST_STAMP = VENV / "cloister-rust-stamp"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 TORCH = "torch==2.13.0"  # the version that the figures in the documentation were made with; a newer one is allowed
@@ -34,16 +37,19 @@ def main() -> int:
             f"Cloister needs Python 3.11 or newer, this is {sys.version.split()[0]}; `make install PYTHON=python3.12`?",
             1,
         )
-    mark = stamp()
-    if STAMP.exists() and STAMP.read_text() == mark and PYTHON.exists():
-        return say(".venv is up to date.")
-    if not PYTHON.exists() and make_venv() != 0:
-        return 1
-    code = install()
-    if code == 0:
+    mark, fresh = stamp(), False
+    if not (STAMP.exists() and STAMP.read_text() == mark and PYTHON.exists()):
+        if not PYTHON.exists() and make_venv() != 0:
+            return 1
+        code = install()
+        if code != 0:
+            return code
         STAMP.write_text(mark)
-        say(f"Installed. Try `make demo`, or `. {BIN.relative_to(ROOT)}/activate` and `cloister --help`.")
-    return code
+        fresh = True
+    fresh = build_core() or fresh
+    if not fresh:
+        return say(".venv is up to date.")
+    return say(f"Installed. Try `make demo`, or `. {BIN.relative_to(ROOT)}/activate` and `cloister --help`.")
 
 
 def stamp() -> str:
@@ -56,6 +62,51 @@ def stamp() -> str:
     ]
     parts += [os.environ.get(name, "").encode() for name in ("CLOISTER_TORCH", "CLOISTER_TORCH_INDEX")]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def build_core() -> bool:
+    """Build the Rust core and install its module, if its sources changed. Whether anything was done.
+
+    Only the mode `crypto` needs it, so a machine without cargo, or without the crates, goes on without it.
+    """
+    if not (RUST / "Cargo.toml").exists():
+        return False
+    mark = rust_stamp()
+    if RUST_STAMP.exists() and RUST_STAMP.read_text() == mark:
+        return False
+    if shutil.which("cargo") is None:
+        say(
+            "The Rust core is left out: cargo is not installed (https://rustup.rs has it).\n"
+            "Missing then: the mode `crypto`. Everything else works; install cargo and run `make install` again."
+        )
+        return False
+    say("Building the Rust core (two to four minutes the first time) ...")
+    with tempfile.TemporaryFile("w+") as log:
+        done = subprocess.run(
+            [str(PYTHON), "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(RUST / "python")],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        if done.returncode != 0:
+            log.seek(0)
+            say("".join(log.readlines()[-30:]))
+            say(
+                "The Rust core could not be built; the lines above say why. It needs Rust 1.95 or newer, a C compiler and\n"
+                "the crates.io registry. Missing then: the mode `crypto`. Everything else works."
+            )
+            return False
+    RUST_STAMP.write_text(mark)
+    return True
+
+
+def rust_stamp() -> str:
+    """The sources of the Rust core and the compiler, as a hash."""
+    digest = hashlib.sha256(sys.version.encode())
+    for path in sorted(RUST.rglob("*")):
+        if "target" not in path.relative_to(RUST).parts and path.suffix in {".rs", ".toml", ".lock", ".json"}:
+            digest.update(str(path.relative_to(RUST)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def make_venv() -> int:

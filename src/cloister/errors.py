@@ -11,7 +11,8 @@
     |   |-- BrokenCheckpoint        truncated, unknown tensors, wrong shapes
     |   |-- BrokenManifest          not a Cloister directory, or a damaged one
     |   |-- FormatVersion           written by another version of Cloister
-    |   `-- BadTensor               a tensor on the wire that is malformed, too large or not finite
+    |   |-- BadTensor               a tensor on the wire that is malformed, too large or not finite
+    |   `-- BrokenStore             stored one-time randomness that is damaged, copied, restored or in use
     |-- TrustError                  the other side is not who it should be
     |   |-- WrongKey                this client's key does not belong to this server
     |   |-- ExpiredKey              the key's life is over
@@ -21,10 +22,14 @@
     |   |-- PeerUnreachable         nobody answers
     |   |-- PeerDied                the connection broke in the middle
     |   |-- PeerTimeout             no progress within the deadline
-    |   `-- PeerRefused             it answered with an error of its own
+    |   |-- PeerRefused             it answered with an error of its own
+    |   |-- PeerDisagrees           the two parties were started with different parameters or models
+    |   |-- ProtocolViolation       it sent something that the protocol does not allow
+    |   `-- SessionOver             an earlier error ended this two-party session
     |-- LimitError                  a bound that protects the machine
     |   |-- TooLarge                body, tensor or sequence over the limit
     |   |-- TooBusy                 all places are taken; try again
+    |   |-- UsedUp                  the stored one-time randomness does not suffice
     |   `-- DiskFull                nothing was left half-written
     `-- NotFound                    no such route or model
 
@@ -129,6 +134,12 @@ class BadTensor(DataError):
     code = "bad_tensor"
 
 
+class BrokenStore(DataError):
+    """A store of one-time randomness that is damaged, copied, restored from a backup, or in use by another process."""
+
+    code = "broken_store"
+
+
 class TrustError(CloisterError):
     """The other side is not who it should be."""
 
@@ -206,6 +217,25 @@ class PeerRefused(PeerError):
     code = "peer_refused"
 
 
+class PeerDisagrees(PeerError):
+    """The two parties were started with different parameters, models or versions."""
+
+    code = "peer_disagrees"
+    status = 409
+
+
+class ProtocolViolation(PeerError):
+    """The other side sent something that the protocol does not allow at this point."""
+
+    code = "protocol_violation"
+
+
+class SessionOver(PeerError):
+    """An earlier error ended this two-party session; nothing more can be computed in it."""
+
+    code = "session_over"
+
+
 class LimitError(CloisterError):
     """A bound that protects the machine was reached."""
 
@@ -224,6 +254,13 @@ class TooBusy(LimitError):
     """All places are taken; try again in a while."""
 
     code = "too_busy"
+    status = 503
+
+
+class UsedUp(LimitError):
+    """The stored one-time randomness does not suffice for what was asked."""
+
+    code = "used_up"
     status = 503
 
 

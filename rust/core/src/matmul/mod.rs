@@ -1,0 +1,1 @@
+//! Products of shared matrices with weights that only the server knows, and of two shared matrices.
