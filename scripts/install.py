@@ -92,8 +92,8 @@ def build_core() -> bool:
             log.seek(0)
             say("".join(log.readlines()[-30:]))
             say(
-                "The Rust core could not be built; the lines above say why. It needs Rust 1.95 or newer, a C compiler and\n"
-                "the crates.io registry. Missing then: the mode `crypto`. Everything else works."
+                "The Rust core could not be built; the lines above say why. It needs Rust 1.95 or newer, a C compiler\n"
+                "and crates.io. Missing then: the mode `crypto`. Everything else works."
             )
             return False
     RUST_STAMP.write_text(mark)

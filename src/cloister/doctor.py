@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cloister import __version__, families, modes
+from cloister.crypto import native
 from cloister.errors import BrokenCheckpoint
 from cloister.families.layout import Heads, LatentHeads, Layout
 from cloister.storage import gigabytes
@@ -68,7 +69,7 @@ class Machine:
             f"  torch        {self.torch or 'not installed: pip install cloister[server]'}",
             f"  transformers {self.transformers or 'not installed: pip install cloister[server]'}",
             f"  GPU          {self.gpu or 'none seen'}",
-            "  Rust core    not part of this release; nothing needs it",
+            f"  Rust core    {'installed' if self.rust_core else 'not installed: install cargo, then `make install`'}",
             f"  TEE          {', '.join(self.tee) or 'no device: attestation is simulated here and protects nothing'}",
             "What works here:",
             *(f"  {'yes' if works else 'no ':<4} {what}" for what, works in self.works.items()),
@@ -94,12 +95,13 @@ def machine() -> Machine:
         torch=torch,
         transformers=transformers,
         gpu=gpu,
-        rust_core=False,
+        rust_core=native.available(),
         tee=[name for name, paths in TEE_DEVICES.items() if any(Path(path).exists() for path in paths)],
         works={
             "gateway, ask (the user's side)": True,
             "protect, serve (the developer's and the server's side)": heavy and os.name != "nt",
             "bench": heavy and all(find_spec(name) for name in ("matplotlib", "scipy")),
+            "the two-party engine (the Rust core)": native.available(),
             "verify TDX quotes": find_spec("dcap_qvl") is not None,
         },
         slow=_slow(memory, gpu, heavy),

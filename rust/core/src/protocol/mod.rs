@@ -1,1 +1,56 @@
-//! Everything that is not linear, from oblivious transfer: each step on additive shares, with its plain twin and its error bound.
+//! Everything that is not linear, from oblivious transfer: each step on additive shares, with its plain twin and its
+//! error bound.
+//!
+//! Three kinds of share, all plain vectors so that linear work needs no protocol at all:
+//!
+//! * a *value*: one `u64` below p at each party, the sum modulo p is the value ([`crate::field`]);
+//! * a *ring value*: one `u64` below 2^kappa at each party, the sum modulo 2^kappa is the value;
+//! * a *bit*: one `u8`, 0 or 1, at each party, the exclusive or is the bit ([`Bits`]).
+//!
+//! Both parties call the same function with the same public arguments. A step's cost is stated as rounds (both
+//! parties speak at once unless "there and back" is said), bits an element on the wire, both directions together and
+//! without frame headers, and transfers an element (random 1-of-2, and 1-of-16 where named). Tests hold the statements
+//! to what the channel counted. No step has secret-dependent branches or indexes; corrections that both parties see
+//! may be branched on.
+
+mod boolean;
+mod compare;
+mod correlate;
+mod multiply;
+mod reveal;
+mod select;
+mod wire;
+mod wrap;
+
+pub use boolean::{and, not, or, xor};
+pub use compare::{equal, is_negative, less_than, ring_is_negative};
+pub use multiply::{inner_products, multiply, multiply_truncate, square};
+pub use reveal::{reveal_to, reveal_to_both, share_from};
+pub use select::{bits_to_field, bits_to_ring, select, select_ring};
+pub use wrap::{MAX_KAPPA, from_ring, to_ring, truncate};
+
+use crate::error::{Error, Result};
+use crate::party::Party;
+
+/// XOR shares of bits, one byte each, 0 or 1.
+pub type Bits = Vec<u8>;
+
+/// Runs `body` with its costs counted under `name`.
+pub(crate) fn step<T>(party: &mut Party, name: &str, body: impl FnOnce(&mut Party) -> Result<T>) -> Result<T> {
+    party.channel.enter(name);
+    let outcome = body(party);
+    party.channel.leave();
+    outcome
+}
+
+/// Refuses a caller's vectors of different lengths.
+pub(crate) fn same_length(what: &str, a: usize, b: usize) -> Result<()> {
+    if a == b {
+        Ok(())
+    } else {
+        Err(Error::BadArgument(format!("{what}: {a} and {b} elements where as many were due")))
+    }
+}
+
+#[cfg(test)]
+mod tests;

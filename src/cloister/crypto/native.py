@@ -1,0 +1,68 @@
+"""The door to the Rust core: imports the native module, says what is missing where it is not there, and turns the
+core's errors into ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from cloister import errors
+
+MODULE = "cloister_native"
+
+_ERRORS: dict[str, type[errors.CloisterError]] = {
+    "engine.link": errors.PeerDied,
+    "engine.peer_gone": errors.PeerDied,
+    "engine.timed_out": errors.PeerTimeout,
+    "engine.bad_message": errors.ProtocolViolation,
+    "engine.disagreement": errors.PeerDisagrees,
+    "engine.not_authenticated": errors.Unauthorised,
+    "engine.unsupported": errors.UsageError,
+    "engine.bad_argument": errors.InvalidParameter,
+    "engine.store": errors.BrokenStore,
+    "engine.exhausted": errors.UsedUp,
+    "engine.session_over": errors.SessionOver,
+}
+
+_ADVICE = {
+    "engine.link": "Check that the other party is running and that the network between you holds.",
+    "engine.peer_gone": "Look at the other party's log, then open a new session.",
+    "engine.timed_out": "The other party is overloaded, stopped, or the link is slower than the time-out allows.",
+    "engine.bad_message": "Open a new session; if it repeats, do not trust that peer.",
+    "engine.disagreement": "Start both parties with the same parameters, from the same `cloister protect` run.",
+    "engine.not_authenticated": "Exchange the parties' fingerprints again: each must name the other's.",
+    "engine.store": "Delete the store at both parties and make a new one; never copy or restore such a directory.",
+    "engine.exhausted": "Make more ahead of time, or let the session extend the store.",
+    "engine.session_over": "Open a new session.",
+}
+
+
+def available() -> bool:
+    """Whether the Rust core is installed here."""
+    return find_spec(MODULE) is not None
+
+
+def load() -> Any:
+    """The native module; `NotAvailable` with what to do where it is not installed."""
+    try:
+        return import_module(MODULE)
+    except ImportError as error:
+        raise errors.NotAvailable(
+            f"The Rust core of Cloister is not installed here ({error}), so the two-party engine cannot run.",
+            advice="Install Rust 1.95 or newer (https://rustup.rs) and run `make install` again.",
+        ) from None
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise the core's errors as Cloister's."""
+    module = load()
+    try:
+        yield
+    except module.EngineError as error:
+        code, message = error.args
+        kind = _ERRORS.get(code, errors.PeerError)
+        raise kind(message[:1].upper() + message[1:] + ".", advice=_ADVICE.get(code, "")) from None
