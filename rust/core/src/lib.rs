@@ -14,6 +14,7 @@ pub mod party;
 pub mod protocol;
 pub mod random;
 pub mod rlwe;
+pub mod session;
 #[cfg(any(test, feature = "insecure-test-dealer"))]
 pub mod testing;
 

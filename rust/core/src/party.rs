@@ -43,6 +43,16 @@ pub struct Party {
     pub rng: SecretRng,
 }
 
+impl Party {
+    /// Runs `body` with its costs counted under `name`, inside the step that is running; see [`Channel::step`].
+    pub fn step<T>(&mut self, name: &str, body: impl FnOnce(&mut Party) -> crate::Result<T>) -> crate::Result<T> {
+        let begun = self.channel.begin(name);
+        let outcome = body(self);
+        self.channel.end(begun, &outcome);
+        outcome
+    }
+}
+
 /// Shares of uniform a, b and of c = a * b in Z_p, one-time.
 pub struct Triples {
     /// Shares of a.

@@ -2,10 +2,27 @@
 //!
 //! The interface is what the protocols need and no more: random 1-of-2 transfers with 128-bit pads, random 1-of-16
 //! transfers with 8-bit pads. Where they come from (extended now, or read from a store made ahead) does not show.
+//!
+//! From the bottom up: `aes` (streams and the tweakable hash), `transpose`, `tree` (punctured seed trees), `base` and
+//! `base_mlkem` (the public-key transfers that everything grows from), `softspoken` and `silent` (the two extensions),
+//! [`supply`] (both directions, with a stock). Semi-honest security, 128 bits.
 
-use crate::net::Channel;
 use crate::Result;
+use crate::net::Channel;
 
+mod aes;
+mod base;
+mod base_mlkem;
+mod softspoken;
+pub mod supply;
+#[cfg(test)]
+mod tests;
+mod transpose;
+mod tree;
+
+pub use base::BaseKind;
+pub use softspoken::GroupBits;
+pub use supply::{ExtendedOt, OtConfig, OtCounts, OtKind};
 /// A 128-bit pad.
 pub type Block = u128;
 

@@ -2,7 +2,7 @@
 
 use super::correlate::{draw_received, draw_sent};
 use super::wire::{Reader, Writer};
-use super::{Bits, same_length, step};
+use super::{Bits, same_length, step_on};
 use crate::error::Result;
 use crate::net::Kind;
 use crate::party::Party;
@@ -24,7 +24,7 @@ pub fn not(party: &Party, a: &[u8]) -> Bits {
 /// Cost: one round; 4 bits; 2 transfers, one in each direction.
 pub fn and(party: &mut Party, a: &[u8], b: &[u8]) -> Result<Bits> {
     same_length("and", a.len(), b.len())?;
-    step(party, "and", |party| Ok(bit_times_pair(party, a, b, &[])?.0))
+    step_on(party, "and", a.len(), |party| Ok(bit_times_pair(party, a, b, &[])?.0))
 }
 
 /// Disjunction, by De Morgan; costs as [`and`].

@@ -8,7 +8,7 @@
 use super::boolean::bit_times_pair;
 use super::wire::{Reader, Writer, gather};
 use super::wrap::{MAX_KAPPA, to_ring};
-use super::{Bits, same_length, step};
+use super::{Bits, same_length, step_on};
 use crate::error::{Error, Result};
 use crate::field::{self, P};
 use crate::net::Kind;
@@ -40,7 +40,7 @@ pub fn is_negative(party: &mut Party, x: &[u64], kappa: u32, drop_bits: u32) -> 
     if !(2..=41).contains(&kappa) || drop_bits > 32 || kappa + drop_bits > 41 {
         return Err(Error::BadArgument(format!("a comparison of {kappa} bits above {drop_bits} dropped ones")));
     }
-    step(party, "compare", |party| {
+    step_on(party, "compare", x.len(), |party| {
         if kappa + drop_bits < 40 {
             let ring = to_ring(party, x, drop_bits, kappa)?;
             return ring_sign(party, &ring, kappa);
@@ -70,7 +70,7 @@ pub fn ring_is_negative(party: &mut Party, x: &[u64], kappa: u32) -> Result<Bits
     if !(2..=MAX_KAPPA).contains(&kappa) {
         return Err(Error::BadArgument(format!("a ring of {kappa} bits; 2 to {MAX_KAPPA} have a sign")));
     }
-    step(party, "compare", |party| ring_sign(party, x, kappa))
+    step_on(party, "compare", x.len(), |party| ring_sign(party, x, kappa))
 }
 
 /// The top bit of a sum: both top bits and the carry into them.
@@ -88,7 +88,7 @@ fn ring_sign(party: &mut Party, x: &[u64], kappa: u32) -> Result<Bits> {
 /// Cost: one round there and back, 4 more; 230 bits; 10 transfers 1-of-16 and 20 transfers.
 pub fn equal(party: &mut Party, x: &[u64], y: &[u64]) -> Result<Bits> {
     same_length("equal", x.len(), y.len())?;
-    step(party, "equal", |party| {
+    step_on(party, "equal", x.len(), |party| {
         let client = party.role.is_client();
         let mine: Vec<u64> =
             x.iter().zip(y).map(|(&x, &y)| if client { field::sub(y, x) } else { field::sub(x, y) }).collect();
@@ -102,11 +102,7 @@ pub fn equal(party: &mut Party, x: &[u64], y: &[u64]) -> Result<Bits> {
             let right = bits[pairs..2 * pairs].concat();
             let joined = bit_times_pair(party, &left, &right, &[])?.0;
             let rest = bits.split_off(2 * pairs);
-            bits = if x.is_empty() {
-                vec![Bits::new(); pairs]
-            } else {
-                joined.chunks(x.len()).map(<[u8]>::to_vec).collect()
-            };
+            bits = joined.chunks(x.len()).map(<[u8]>::to_vec).collect();
             bits.extend(rest);
         }
         Ok(bits.pop().unwrap_or_default())
@@ -197,7 +193,7 @@ fn send_leaves(party: &mut Party, mine: &[u64], leaves: &[Leaf], choice_bytes: u
     let answer_bits: usize = leaves.iter().map(|l| n * l.bits() as usize).sum();
     let mut out = Writer::with_capacity(answer_bits);
     let mut shares = Vec::with_capacity(leaves.len());
-    for (leaf, pads) in leaves.iter().zip(pads.chunks(n.max(1))) {
+    for (leaf, pads) in leaves.iter().zip(pads.chunks(n)) {
         let mut share = (vec![0; if leaf.greater { n } else { 0 }], vec![0; if leaf.equal { n } else { 0 }]);
         let answers = leaf.answers();
         let (mask, bits) = ((1u32 << answers) - 1, leaf.bits());
@@ -241,7 +237,7 @@ fn receive_leaves(party: &mut Party, mine: &[u64], leaves: &[Leaf], answer_bytes
         random.extend(batch.choices.iter().zip(&batch.pads).map(|(&c, &p)| (c & 15) | (p & 3) << 4));
     }
     let mut out = Writer::with_capacity(4 * total);
-    for (leaf, random) in leaves.iter().zip(random.chunks(n.max(1))) {
+    for (leaf, random) in leaves.iter().zip(random.chunks(n)) {
         for (&v, &r) in mine.iter().zip(random) {
             out.put(u64::from(leaf.digit(v) ^ u32::from(r & 15)), 4);
         }
@@ -249,7 +245,7 @@ fn receive_leaves(party: &mut Party, mine: &[u64], leaves: &[Leaf], answer_bytes
     party.channel.send(Kind::Choices, &out.finish())?;
     let mut body = Reader::receive(&mut party.channel, Kind::Transfers, answer_bytes)?;
     let mut shares = Vec::with_capacity(leaves.len());
-    for (leaf, random) in leaves.iter().zip(random.chunks(n.max(1))) {
+    for (leaf, random) in leaves.iter().zip(random.chunks(n)) {
         let mut share = (vec![0; if leaf.greater { n } else { 0 }], vec![0; if leaf.equal { n } else { 0 }]);
         let (answers, bits) = (leaf.answers(), leaf.bits());
         for (i, (&v, &r)) in mine.iter().zip(random).enumerate() {

@@ -22,7 +22,7 @@ pub(super) trait Group: Copy {
     /// Bits of one element on the wire.
     fn bits(self) -> u32;
     /// A uniform element from a uniform pad.
-    fn from_pad(self, pad: u128) -> u64;
+    fn reduce_pad(self, pad: u128) -> u64;
     /// a + b.
     fn add(self, a: u64, b: u64) -> u64;
     /// a - b.
@@ -49,7 +49,7 @@ impl Group for Field {
 
     /// The low 123 bits modulo p: 2^-82 from uniform. Uses 2^41 = 2^16 - 1 modulo p.
     #[inline(always)]
-    fn from_pad(self, pad: u128) -> u64 {
+    fn reduce_pad(self, pad: u128) -> u64 {
         const MASK: u64 = (1 << 41) - 1;
         const FOLD: u64 = (1 << 41) - field::P;
         let limbs = [pad as u64 & MASK, (pad >> 41) as u64 & MASK, (pad >> 82) as u64 & MASK];
@@ -97,7 +97,7 @@ impl Group for Ring {
     }
 
     #[inline(always)]
-    fn from_pad(self, pad: u128) -> u64 {
+    fn reduce_pad(self, pad: u128) -> u64 {
         pad as u64 & self.mask
     }
 
@@ -162,16 +162,16 @@ fn run<G: Group>(party: &mut Party, group: G, payload: Option<&[u64]>, choices: 
             first.reserve(n);
             delta.reserve(n);
             draw_sent(party, n, |[m0, m1]| {
-                let m0 = group.from_pad(m0);
+                let m0 = group.reduce_pad(m0);
                 first.push(m0);
-                delta.push(group.sub(group.from_pad(m1), m0));
+                delta.push(group.sub(group.reduce_pad(m1), m0));
             })?;
         } else if !sending && choices.is_some() {
             random.reserve(n);
             got.reserve(n);
             draw_received(party, n, |choice, pad| {
                 random.push(choice);
-                got.push(group.from_pad(pad));
+                got.push(group.reduce_pad(pad));
             })?;
         }
     }

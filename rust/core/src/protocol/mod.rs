@@ -17,16 +17,22 @@ mod boolean;
 mod compare;
 mod correlate;
 mod multiply;
+mod onehot;
+mod rank;
 mod reveal;
 mod select;
+mod sort;
 mod wire;
 mod wrap;
 
 pub use boolean::{and, not, or, xor};
 pub use compare::{equal, is_negative, less_than, ring_is_negative};
 pub use multiply::{inner_products, multiply, multiply_truncate, square};
+pub use onehot::{BitTable, MAX_LOOKUP_BITS, lookup_bits, one_hot};
+pub use rank::{Rows, dispatch_bits, dispatch_ranks, maximum, rank_all_pairs, top_k_mask};
 pub use reveal::{reveal_to, reveal_to_both, share_from};
 pub use select::{bits_to_field, bits_to_ring, select, select_ring};
+pub use sort::{Link, Plan, plan};
 pub use wrap::{MAX_KAPPA, from_ring, to_ring, truncate};
 
 use crate::error::{Error, Result};
@@ -43,6 +49,16 @@ pub(crate) fn step<T>(party: &mut Party, name: &str, body: impl FnOnce(&mut Part
     outcome
 }
 
+/// [`step`] on `n` elements; for none of them nothing is sent and the result is empty.
+pub(crate) fn step_on<T: Default>(
+    party: &mut Party,
+    name: &str,
+    n: usize,
+    body: impl FnOnce(&mut Party) -> Result<T>,
+) -> Result<T> {
+    if n == 0 { Ok(T::default()) } else { step(party, name, body) }
+}
+
 /// Refuses a caller's vectors of different lengths.
 pub(crate) fn same_length(what: &str, a: usize, b: usize) -> Result<()> {
     if a == b {
@@ -54,3 +70,9 @@ pub(crate) fn same_length(what: &str, a: usize, b: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_cost;
+#[cfg(test)]
+mod tests_hostile;
+#[cfg(test)]
+mod tests_order;

@@ -2,7 +2,7 @@
 
 use super::wire::{receive_field, send_field};
 use super::wrap::truncate;
-use super::{same_length, step};
+use super::{same_length, step_on};
 use crate::error::{Error, Result};
 use crate::field;
 use crate::net::Kind;
@@ -14,7 +14,7 @@ use crate::party::Party;
 /// Cost: one round; 164 bits; 1 triple.
 pub fn multiply(party: &mut Party, x: &[u64], y: &[u64]) -> Result<Vec<u64>> {
     same_length("multiply", x.len(), y.len())?;
-    step(party, "multiply", |party| {
+    step_on(party, "multiply", x.len(), |party| {
         let n = x.len();
         let triples = party.triples.triples(&mut party.channel, n)?;
         let mut masked: Vec<u64> = x.iter().zip(&triples.a).map(|(&x, &a)| field::sub(x, a)).collect();

@@ -1,6 +1,6 @@
 //! Where values enter and leave. Every `reveal` OPENS A VALUE: whoever receives it learns it.
 
-use super::step;
+use super::step_on;
 use super::wire::{receive_field, send_field};
 use crate::error::{Error, Result};
 use crate::field::{self, VALUE_BOUND};
@@ -11,7 +11,7 @@ use crate::party::{Party, Role};
 ///
 /// Cost: half a round (the owner speaks); 41 bits.
 pub fn share_from(party: &mut Party, owner: Role, values: Option<&[i64]>, n: usize) -> Result<Vec<u64>> {
-    step(party, "share", |party| {
+    step_on(party, "share", n, |party| {
         if party.role != owner {
             return receive_field(&mut party.channel, Kind::Shares, n);
         }
@@ -32,7 +32,10 @@ pub fn share_from(party: &mut Party, owner: Role, values: Option<&[i64]>, n: usi
 ///
 /// Cost: half a round (the other party speaks); 41 bits.
 pub fn reveal_to(party: &mut Party, to: Role, x: &[u64]) -> Result<Option<Vec<i64>>> {
-    step(party, "reveal", |party| {
+    if x.is_empty() {
+        return Ok((party.role == to).then(Vec::new));
+    }
+    step_on(party, "reveal", x.len(), |party| {
         if party.role != to {
             send_field(&mut party.channel, Kind::Shares, x)?;
             party.channel.flush()?;
@@ -47,7 +50,7 @@ pub fn reveal_to(party: &mut Party, to: Role, x: &[u64]) -> Result<Option<Vec<i6
 ///
 /// Cost: one round; 82 bits.
 pub fn reveal_to_both(party: &mut Party, x: &[u64]) -> Result<Vec<i64>> {
-    step(party, "reveal", |party| {
+    step_on(party, "reveal", x.len(), |party| {
         send_field(&mut party.channel, Kind::Shares, x)?;
         let peer = receive_field(&mut party.channel, Kind::Shares, x.len())?;
         joined(party, x, &peer)

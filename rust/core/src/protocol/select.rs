@@ -2,7 +2,7 @@
 
 use super::correlate::{Field, Group, Ring, both_choose, client_chooses};
 use super::wrap::MAX_KAPPA;
-use super::{same_length, step};
+use super::{same_length, step_on};
 use crate::error::{Error, Result};
 use crate::party::Party;
 
@@ -10,7 +10,7 @@ use crate::party::Party;
 ///
 /// Cost: one round; 42 bits; 1 transfer.
 pub fn bits_to_field(party: &mut Party, bits: &[u8]) -> Result<Vec<u64>> {
-    step(party, "bits_to_field", |party| convert(party, Field, bits))
+    step_on(party, "bits_to_field", bits.len(), |party| convert(party, Field, bits))
 }
 
 /// Shares in Z_2^kappa of bits. Exact.
@@ -23,7 +23,7 @@ pub fn bits_to_ring(party: &mut Party, bits: &[u8], kappa: u32) -> Result<Vec<u6
     if kappa == 1 {
         return Ok(bits.iter().map(|&b| u64::from(b)).collect());
     }
-    step(party, "bits_to_ring", |party| convert(party, Ring::new(kappa), bits))
+    step_on(party, "bits_to_ring", bits.len(), |party| convert(party, Ring::new(kappa), bits))
 }
 
 /// bit * x in Z_p: x where the bit is 1, else 0. Exact, for every x.
@@ -31,7 +31,7 @@ pub fn bits_to_ring(party: &mut Party, bits: &[u8], kappa: u32) -> Result<Vec<u6
 /// Cost: one round; 84 bits; 2 transfers, one in each direction.
 pub fn select(party: &mut Party, bits: &[u8], x: &[u64]) -> Result<Vec<u64>> {
     same_length("select", bits.len(), x.len())?;
-    step(party, "select", |party| bit_times(party, Field, bits, x))
+    step_on(party, "select", x.len(), |party| bit_times(party, Field, bits, x))
 }
 
 /// bit * x in Z_2^kappa. Exact.
@@ -39,7 +39,7 @@ pub fn select(party: &mut Party, bits: &[u8], x: &[u64]) -> Result<Vec<u64>> {
 /// Cost: one round; 2 + 2 kappa bits; 2 transfers, one in each direction.
 pub fn select_ring(party: &mut Party, bits: &[u8], x: &[u64], kappa: u32) -> Result<Vec<u64>> {
     same_length("select_ring", bits.len(), x.len())?;
-    step(party, "select_ring", |party| bit_times(party, Ring::new(kappa), bits, x))
+    step_on(party, "select_ring", x.len(), |party| bit_times(party, Ring::new(kappa), bits, x))
 }
 
 fn convert<G: Group>(party: &mut Party, group: G, bits: &[u8]) -> Result<Vec<u64>> {

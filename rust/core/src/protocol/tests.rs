@@ -6,7 +6,7 @@ use crate::party::Role;
 use crate::random::SecretRng;
 use crate::testing::{open, run, share};
 
-fn edges() -> Vec<i64> {
+pub(super) fn edges() -> Vec<i64> {
     let mut v = vec![0, 1, -1, 2, -2, VALUE_BOUND - 1, 1 - VALUE_BOUND, VALUE_BOUND - 2, 2 - VALUE_BOUND];
     for k in 0..39 {
         v.extend([1 << k, -(1 << k), (1 << k) + 1, -(1 << k) - 1, (1 << k) - 1, 1 - (1 << k)]);
@@ -15,12 +15,12 @@ fn edges() -> Vec<i64> {
     v
 }
 
-fn values(n: usize, bound: i64) -> Vec<i64> {
+pub(super) fn values(n: usize, bound: i64) -> Vec<i64> {
     let mut rng = SecretRng::from_os();
     (0..n).map(|_| (rng.next_u64() % (2 * bound as u64 - 1)) as i64 - bound + 1).collect()
 }
 
-fn xored(c: &[u8], s: &[u8]) -> Vec<u8> {
+pub(super) fn xored(c: &[u8], s: &[u8]) -> Vec<u8> {
     assert!(c.iter().chain(s).all(|&b| b < 2));
     xor(c, s)
 }
@@ -75,7 +75,7 @@ fn logic_on_every_pair_of_shares() {
     assert_eq!(xored(&c.1, &s.1), all.iter().map(|r| (r[0] ^ r[1]) | (r[2] ^ r[3])).collect::<Vec<_>>());
 }
 
-fn bit_shares(bits: &[u8]) -> (Vec<u8>, Vec<u8>) {
+pub(super) fn bit_shares(bits: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let mut rng = SecretRng::from_os();
     let mask: Vec<u8> = bits.iter().map(|_| (rng.next_u64() & 1) as u8).collect();
     (xor(bits, &mask), mask)
@@ -200,4 +200,41 @@ fn values_enter_and_leave() {
     let (c, s) = (c.unwrap(), s.unwrap());
     assert!(c.0.is_none() && s.0.as_ref() == Some(&x) && c.1 == x && s.1 == x);
     assert_eq!(to_signed(0), 0);
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
+    /// Any shares, not only random ones, of any value in the range.
+    #[test]
+    fn any_shares_of_any_value(mine in proptest::collection::vec(0..P, 16), x in -VALUE_BOUND + 1..VALUE_BOUND, f in 1u32..15) {
+        let rest: Vec<u64> = mine.iter().map(|&m| field::sub(field::from_signed(x), m)).collect();
+        let body = |shares: Vec<u64>| move |p: &mut Party| {
+            Ok((is_negative(p, &shares, 41, 0)?, truncate(p, &shares, f)?, to_ring(p, &shares, 0, 41)?))
+        };
+        let (c, s) = run(body(mine.clone()), body(rest));
+        let (c, s) = (c.unwrap(), s.unwrap());
+        proptest::prop_assert!(xored(&c.0, &s.0).iter().all(|&b| (b == 1) == (x < 0)));
+        proptest::prop_assert!(open(&c.1, &s.1).iter().all(|v| (0..=1).contains(&(v - (x >> f)))));
+        proptest::prop_assert!(c.2.iter().zip(&s.2).all(|(c, s)| (c + s) & ((1 << 41) - 1) == x as u64 & ((1 << 41) - 1)));
+    }
+}
+
+#[test]
+fn small_rings_exhaustively() {
+    // Every pair of shares of every sign, and of every value that may come back.
+    for kappa in 3..=6 {
+        let size = 1u64 << kappa;
+        let pairs: Vec<(u64, u64)> = (0..size * size).map(|i| (i / size, i % size)).collect();
+        let (a, b): (Vec<u64>, Vec<u64>) = pairs.iter().copied().unzip();
+        let signed = |a: u64, b: u64| ((((a + b) % size) << (64 - kappa)) as i64) >> (64 - kappa);
+        let (c, s) = run(|p| ring_is_negative(p, &a, kappa), |p| ring_is_negative(p, &b, kappa));
+        let got = xored(&c.unwrap(), &s.unwrap());
+        assert!(got.iter().zip(&pairs).all(|(&g, &(a, b))| (g == 1) == (signed(a, b) < 0)));
+        let (c, s) = run(|p| from_ring(p, &a, kappa), |p| from_ring(p, &b, kappa));
+        for (got, &(a, b)) in open(&c.unwrap(), &s.unwrap()).iter().zip(&pairs) {
+            let x = signed(a, b);
+            assert!(*got == x || !(-(1 << (kappa - 2)) <= x && x < 1 << (kappa - 2)), "{a} + {b}: {got}");
+        }
+    }
 }

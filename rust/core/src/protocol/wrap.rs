@@ -6,7 +6,7 @@
 //! wants costs the same transfer.
 
 use super::correlate::{Field, Group, Ring, client_chooses};
-use super::step;
+use super::step_on;
 use crate::error::{Error, Result};
 use crate::field::{self, P};
 use crate::party::Party;
@@ -27,7 +27,7 @@ pub fn truncate(party: &mut Party, x: &[u64], f: u32) -> Result<Vec<u64>> {
     if f == 0 {
         return Ok(x.to_vec());
     }
-    step(party, "truncate", |party| rescale(party, Field, x, f))
+    step_on(party, "truncate", x.len(), |party| rescale(party, Field, x, f))
 }
 
 /// Shares modulo 2^kappa of x / 2^drop_bits (rounded as in [`truncate`]; exact for drop_bits = 0), for |x| < p/4.
@@ -38,7 +38,7 @@ pub fn to_ring(party: &mut Party, x: &[u64], drop_bits: u32, kappa: u32) -> Resu
     if drop_bits > 32 {
         return Err(Error::BadArgument(format!("{drop_bits} bits dropped; at most 32")));
     }
-    step(party, "to_ring", |party| rescale(party, Ring::new(kappa), x, drop_bits))
+    step_on(party, "to_ring", x.len(), |party| rescale(party, Ring::new(kappa), x, drop_bits))
 }
 
 /// Shares in Z_p of a ring value -2^(kappa-2) <= x < 2^(kappa-2), exact; kappa at most 41.
@@ -48,7 +48,7 @@ pub fn from_ring(party: &mut Party, x: &[u64], kappa: u32) -> Result<Vec<u64>> {
     if !(3..=41).contains(&kappa) {
         return Err(Error::BadArgument(format!("a ring of {kappa} bits; 3 to 41 can come back into the field")));
     }
-    step(party, "from_ring", |party| {
+    step_on(party, "from_ring", x.len(), |party| {
         let client = party.role.is_client();
         let offset = if client { 1u64 << (kappa - 2) } else { 0 };
         let mask = (1u64 << kappa) - 1;

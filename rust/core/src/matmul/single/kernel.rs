@@ -1,0 +1,355 @@
+//! The inner loop: sums of products of ciphertexts and sparse weight polynomials, evaluation by evaluation.
+//!
+//! A weight polynomial has only powers of X^lanes, so its evaluations are those of a small transform, each repeated
+//! over a block of `lanes` evaluations of the ciphertext. The loop is: broadcast one weight, one fused multiply-add
+//! for each polynomial of the ciphertext. Residues are centred, so a product is below 2^48 and 32 of them add up
+//! exactly in a double; then the sum is brought back to one residue. Every version computes the same integers.
+
+use crate::rlwe::{N, PRIMES};
+
+/// Doubles that are treated together; a weight is broadcast over this many, or over a divisor where lanes are fewer.
+pub(super) const WIDE: usize = 8;
+/// Answers that share one load of the ciphertexts.
+pub(super) const TOGETHER: usize = 4;
+/// Products that are added before a sum is reduced.
+const EXACT: usize = 32;
+
+/// The versions of the loop, best first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Version {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+impl Version {
+    /// Every version that this processor has.
+    pub(super) fn available() -> Vec<Version> {
+        let mut out = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                out.push(Version::Avx512);
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                out.push(Version::Avx2);
+            }
+        }
+        out.push(Version::Portable);
+        out
+    }
+
+    /// The version to use.
+    pub(super) fn best() -> Version {
+        static BEST: std::sync::OnceLock<Version> = std::sync::OnceLock::new();
+        *BEST.get_or_init(|| Version::available()[0])
+    }
+}
+
+/// One prime as the loop needs it.
+#[derive(Clone, Copy)]
+pub(super) struct Modulus {
+    q: f64,
+    inverse: f64,
+    integer: i32,
+}
+
+impl Modulus {
+    pub(super) fn new(prime: usize) -> Self {
+        let q = PRIMES[prime];
+        Self { q: f64::from(q), inverse: 1.0 / f64::from(q), integer: q as i32 }
+    }
+
+    /// The centred double of a canonical residue.
+    #[inline(always)]
+    pub(super) fn centre(&self, x: u32) -> f64 {
+        let x = x as i32;
+        f64::from(x - (self.integer & ((self.integer / 2 - x) >> 31)))
+    }
+
+    /// The canonical residue of a sum of at most 32 products and a residue.
+    #[inline(always)]
+    pub(super) fn canonical(&self, x: f64) -> u32 {
+        let r = self.reduce(x) as i32;
+        // One rounding of the quotient may be off by one next to a half, so a residue lies in (-q, q).
+        (r + (self.integer & (r >> 31))) as u32
+    }
+
+    /// Brings an exact sum below 2^53 to a residue of absolute value at most about q / 2.
+    #[inline(always)]
+    fn reduce(&self, x: f64) -> f64 {
+        // Adding and subtracting 1.5 * 2^52 rounds to an integer without a call.
+        const ROUND: f64 = 6_755_399_441_055_744.0;
+        let quotient = (x * self.inverse + ROUND) - ROUND;
+        // quotient * q is below 2^53 in size and x is exact: no rounding happens here.
+        x - quotient * self.q
+    }
+}
+
+/// Weights of a group of answers against a block of inputs, as the loop reads them: for each group of evaluations that
+/// share a weight, input by input, answer by answer. Where lanes are fewer than [`WIDE`] the weights of [`WIDE`]
+/// evaluations are written out.
+pub(super) struct WeightTile {
+    values: Vec<f64>,
+    inputs: usize,
+    answers: usize,
+    spread_out: bool,
+    lanes: usize,
+}
+
+impl WeightTile {
+    /// Room for `answers` (a multiple of [`TOGETHER`]) times `inputs` polynomials.
+    pub(super) fn new(lanes: usize, answers: usize, inputs: usize) -> Self {
+        debug_assert!(answers.is_multiple_of(TOGETHER));
+        let spread_out = lanes < WIDE;
+        let values = vec![0.0; Self::doubles(lanes, answers, inputs)];
+        Self { values, inputs, answers, spread_out, lanes }
+    }
+
+    /// Doubles that such a tile takes.
+    pub(super) fn doubles(lanes: usize, answers: usize, inputs: usize) -> usize {
+        N / lanes.max(WIDE) * inputs * answers * if lanes < WIDE { WIDE } else { 1 }
+    }
+
+    /// Writes the transforms of input `input` with every answer: `transforms` holds N / lanes residues of each.
+    pub(super) fn set(&mut self, modulus: Modulus, input: usize, transforms: &[u32]) {
+        let room = N / self.lanes;
+        let answers = transforms.len() / room;
+        let width = if self.spread_out { WIDE } else { 1 };
+        let stride = self.inputs * self.answers * width;
+        for (block, to) in self.values.chunks_exact_mut(stride).enumerate() {
+            let to = &mut to[input * self.answers * width..][..self.answers * width];
+            if self.spread_out {
+                for (answer, to) in to.chunks_exact_mut(WIDE).take(answers).enumerate() {
+                    for (lane, to) in to.iter_mut().enumerate() {
+                        *to = modulus.centre(transforms[answer * room + (block * WIDE + lane) / self.lanes]);
+                    }
+                }
+            } else {
+                for (answer, to) in to.iter_mut().take(answers).enumerate() {
+                    *to = modulus.centre(transforms[answer * room + block]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds to `sums` (answer by answer, then polynomial 0 and 1, N doubles each) the products of the tile's weights and
+/// the ciphertexts, whose two polynomials are given modulo one prime as canonical residues. `scratch` is reused.
+pub(super) fn multiply_add(
+    version: Version,
+    modulus: Modulus,
+    tile: &WeightTile,
+    ciphertexts: &[[&[u32]; 2]],
+    sums: &mut [f64],
+    scratch: &mut Vec<f64>,
+) {
+    debug_assert_eq!(ciphertexts.len(), tile.inputs);
+    let width = if tile.spread_out { WIDE } else { 1 };
+    let stride = tile.inputs * tile.answers * width;
+    // Evaluations that are centred at a time: one weight's block, in pieces that fit a first-level cache.
+    let share = tile.lanes.max(WIDE);
+    let piece = share.min(32);
+    for start in (0..N).step_by(piece) {
+        scratch.clear();
+        for ciphertext in ciphertexts {
+            for part in ciphertext {
+                scratch.extend(part[start..start + piece].iter().map(|&x| modulus.centre(x)));
+            }
+        }
+        let weights = &tile.values[start / share * stride..][..stride];
+        for first in (0..tile.answers).step_by(TOGETHER) {
+            for offset in (0..piece).step_by(WIDE) {
+                let mut acc = [[[0.0; WIDE]; 2]; TOGETHER];
+                for (g, acc) in acc.iter_mut().enumerate() {
+                    for (part, acc) in acc.iter_mut().enumerate() {
+                        acc.copy_from_slice(&sums[((first + g) * 2 + part) * N + start + offset..][..WIDE]);
+                    }
+                }
+                let step = Step {
+                    x: &scratch[offset..],
+                    piece,
+                    w: &weights[first * width..],
+                    answers: tile.answers,
+                    inputs: tile.inputs,
+                    spread_out: tile.spread_out,
+                };
+                run(version, modulus, &step, &mut acc);
+                for (g, acc) in acc.iter().enumerate() {
+                    for (part, acc) in acc.iter().enumerate() {
+                        sums[((first + g) * 2 + part) * N + start + offset..][..WIDE].copy_from_slice(acc);
+                    }
+                }
+            }
+        }
+    }
+}
+
+type Acc = [[[f64; WIDE]; 2]; TOGETHER];
+
+/// What one pass of the loop reads: WIDE evaluations of all inputs, TOGETHER answers.
+struct Step<'a> {
+    /// Input by input, polynomial 0 then 1, `piece` doubles each; the first WIDE of them count.
+    x: &'a [f64],
+    piece: usize,
+    /// Input by input `answers` weights (times WIDE if spread out); the first TOGETHER of them count.
+    w: &'a [f64],
+    answers: usize,
+    inputs: usize,
+    spread_out: bool,
+}
+
+impl Step<'_> {
+    /// The vector versions read without bounds checks: this is what they rely on.
+    fn assert_in_bounds(&self) {
+        let width = if self.spread_out { WIDE } else { 1 };
+        assert!(self.inputs > 0 && self.piece >= WIDE);
+        assert!(self.x.len() >= (2 * self.inputs - 1) * self.piece + WIDE);
+        assert!(self.w.len() >= ((self.inputs - 1) * self.answers + TOGETHER) * width);
+    }
+}
+
+fn run(version: Version, modulus: Modulus, step: &Step, acc: &mut Acc) {
+    match version {
+        #[cfg(target_arch = "x86_64")]
+        Version::Avx512 => {
+            step.assert_in_bounds();
+            // SAFETY: this version is only offered where AVX-512 F was detected; the bounds were just checked.
+            unsafe {
+                if step.spread_out {
+                    x86::avx512::<true>(modulus, step, acc)
+                } else {
+                    x86::avx512::<false>(modulus, step, acc)
+                }
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        Version::Avx2 => {
+            step.assert_in_bounds();
+            // SAFETY: this version is only offered where AVX2 and FMA were detected; the bounds were just checked.
+            unsafe {
+                if step.spread_out {
+                    x86::avx2::<true>(modulus, step, acc)
+                } else {
+                    x86::avx2::<false>(modulus, step, acc)
+                }
+            }
+        }
+        Version::Portable => portable(modulus, step, acc),
+    }
+}
+
+fn portable(modulus: Modulus, step: &Step, acc: &mut Acc) {
+    let width = if step.spread_out { WIDE } else { 1 };
+    for first in (0..step.inputs).step_by(EXACT) {
+        for input in first..(first + EXACT).min(step.inputs) {
+            for (g, acc) in acc.iter_mut().enumerate() {
+                let w = &step.w[(input * step.answers + g) * width..][..width];
+                for (part, acc) in acc.iter_mut().enumerate() {
+                    let x = &step.x[(2 * input + part) * step.piece..][..WIDE];
+                    for lane in 0..WIDE {
+                        // Products and sums are integers below 2^53: no rounding, with or without fusing.
+                        acc[lane] += x[lane] * w[lane % width];
+                    }
+                }
+            }
+        }
+        acc.iter_mut().flatten().flatten().for_each(|a| *a = modulus.reduce(*a));
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Acc, EXACT, Modulus, Step, TOGETHER, WIDE};
+    use std::arch::x86_64::*;
+
+    /// # Safety
+    /// Needs AVX-512 F, and a step within its bounds.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn avx512<const SPREAD: bool>(modulus: Modulus, step: &Step, acc: &mut Acc) {
+        let width = if SPREAD { WIDE } else { 1 };
+        // SAFETY: `step` was checked: all reads lie inside its slices; the accumulators are arrays of WIDE doubles.
+        unsafe {
+            let (q, inverse) = (_mm512_set1_pd(modulus.q), _mm512_set1_pd(modulus.inverse));
+            let mut sums = [[_mm512_setzero_pd(); 2]; TOGETHER];
+            for g in 0..TOGETHER {
+                for part in 0..2 {
+                    sums[g][part] = _mm512_loadu_pd(acc[g][part].as_ptr());
+                }
+            }
+            let (mut x, mut w) = (step.x.as_ptr(), step.w.as_ptr());
+            let mut left = step.inputs;
+            while left > 0 {
+                let now = left.min(EXACT);
+                for _ in 0..now {
+                    let (x0, x1) = (_mm512_loadu_pd(x), _mm512_loadu_pd(x.wrapping_add(step.piece)));
+                    for (g, sum) in sums.iter_mut().enumerate() {
+                        let w = w.add(g * width);
+                        let w = if SPREAD { _mm512_loadu_pd(w) } else { _mm512_set1_pd(*w) };
+                        sum[0] = _mm512_fmadd_pd(x0, w, sum[0]);
+                        sum[1] = _mm512_fmadd_pd(x1, w, sum[1]);
+                    }
+                    x = x.wrapping_add(2 * step.piece);
+                    w = w.wrapping_add(step.answers * width);
+                }
+                for sum in sums.iter_mut().flatten() {
+                    let quotient = _mm512_roundscale_pd::<0>(_mm512_mul_pd(*sum, inverse));
+                    *sum = _mm512_fnmadd_pd(quotient, q, *sum);
+                }
+                left -= now;
+            }
+            for g in 0..TOGETHER {
+                for part in 0..2 {
+                    _mm512_storeu_pd(acc[g][part].as_mut_ptr(), sums[g][part]);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// Needs AVX2 and FMA, and a step within its bounds.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn avx2<const SPREAD: bool>(modulus: Modulus, step: &Step, acc: &mut Acc) {
+        let width = if SPREAD { WIDE } else { 1 };
+        // SAFETY: `step` was checked: all reads lie inside its slices; the accumulators are arrays of WIDE doubles.
+        unsafe {
+            let (q, inverse) = (_mm256_set1_pd(modulus.q), _mm256_set1_pd(modulus.inverse));
+            for half in [0, WIDE / 2] {
+                let mut sums = [[_mm256_setzero_pd(); 2]; TOGETHER];
+                for g in 0..TOGETHER {
+                    for part in 0..2 {
+                        sums[g][part] = _mm256_loadu_pd(acc[g][part].as_ptr().add(half));
+                    }
+                }
+                let (mut x, mut w) = (step.x.as_ptr().add(half), step.w.as_ptr());
+                let mut left = step.inputs;
+                while left > 0 {
+                    let now = left.min(EXACT);
+                    for _ in 0..now {
+                        let (x0, x1) = (_mm256_loadu_pd(x), _mm256_loadu_pd(x.wrapping_add(step.piece)));
+                        for (g, sum) in sums.iter_mut().enumerate() {
+                            let w = w.add(g * width);
+                            let w = if SPREAD { _mm256_loadu_pd(w.add(half)) } else { _mm256_set1_pd(*w) };
+                            sum[0] = _mm256_fmadd_pd(x0, w, sum[0]);
+                            sum[1] = _mm256_fmadd_pd(x1, w, sum[1]);
+                        }
+                        x = x.wrapping_add(2 * step.piece);
+                        w = w.wrapping_add(step.answers * width);
+                    }
+                    for sum in sums.iter_mut().flatten() {
+                        let quotient = _mm256_round_pd::<0>(_mm256_mul_pd(*sum, inverse));
+                        *sum = _mm256_fnmadd_pd(quotient, q, *sum);
+                    }
+                    left -= now;
+                }
+                for g in 0..TOGETHER {
+                    for part in 0..2 {
+                        _mm256_storeu_pd(acc[g][part].as_mut_ptr().add(half), sums[g][part]);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! The supply of transfers for a session: both directions, extended in bulk, kept in a bounded stock, given out once.
+
+use super::base::BaseKind;
+use super::softspoken::{self, Chooser, GroupBits, Holder};
+use super::{Block, OtSupply, ReceivedPads, ReceivedPads16, SentPads};
+use crate::error::{Error, Result};
+use crate::net::{Channel, Kind};
+use crate::party::Role;
+use crate::random::SecretRng;
+use sha2::{Digest, Sha256};
+use zeroize::{Zeroize, Zeroizing};
+
+/// Most bytes that a stock made ahead may take, counted at the dearer party for all kinds together.
+pub const STOCK_LIMIT: usize = 256 << 20;
+/// Fewest transfers that an extension on demand makes, so that small requests share a message.
+const REFILL_LEAST: usize = 1 << 14;
+/// Most transfers that one extension makes; larger requests are served in pieces. Bounds the working memory.
+const REFILL_MOST: usize = 1 << 20;
+
+/// How transfers are extended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OtKind {
+    /// SoftSpoken with this many bits per group: 16/k bytes and 2^k/k AES calls a transfer.
+    SoftSpoken(GroupBits),
+}
+
+/// What both parties agree on before the first transfer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OtConfig {
+    /// The public-key operation underneath.
+    pub base: BaseKind,
+    /// The extension.
+    pub kind: OtKind,
+}
+
+/// Numbers of transfers, as this party sees them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OtCounts {
+    /// 1-of-2 transfers that this party sends.
+    pub send: usize,
+    /// 1-of-2 transfers that this party receives.
+    pub receive: usize,
+    /// 1-of-16 transfers that this party sends.
+    pub send16: usize,
+    /// 1-of-16 transfers that this party receives.
+    pub receive16: usize,
+}
+
+impl OtCounts {
+    /// The same transfers as the peer sees them.
+    pub fn for_peer(self) -> Self {
+        Self { send: self.receive, receive: self.send, send16: self.receive16, receive16: self.send16 }
+    }
+
+    /// Bytes of a stock of this size at the party where it is larger; the same number for both parties.
+    pub fn bytes(self) -> usize {
+        let pairs = self.send.saturating_add(self.receive).saturating_mul(size_of::<[Block; 2]>());
+        let sixteens = self.send16.saturating_add(self.receive16).saturating_mul(size_of::<[u8; 16]>());
+        pairs.saturating_add(sixteens)
+    }
+}
+
+/// A queue of one-time values. What was taken is wiped; what is left is wiped on drop.
+struct Stock<T: Zeroize + Copy> {
+    items: Vec<T>,
+    taken: usize,
+}
+
+impl<T: Zeroize + Copy> Stock<T> {
+    fn new() -> Self {
+        Self { items: Vec::new(), taken: 0 }
+    }
+
+    fn len(&self) -> usize {
+        self.items.len() - self.taken
+    }
+
+    /// The vector to append to, with room for `n` more, so that appending does not leave copies behind.
+    fn room(&mut self, n: usize) -> &mut Vec<T> {
+        let mut fresh = Vec::with_capacity(self.len() + n);
+        fresh.extend_from_slice(&self.items[self.taken..]);
+        self.items.zeroize();
+        self.items = fresh;
+        self.taken = 0;
+        &mut self.items
+    }
+
+    fn take(&mut self, n: usize, out: &mut Vec<T>) {
+        let part = &mut self.items[self.taken..self.taken + n];
+        out.extend_from_slice(part);
+        part.iter_mut().for_each(Zeroize::zeroize);
+        self.taken += n;
+    }
+}
+
+impl<T: Zeroize + Copy> Drop for Stock<T> {
+    fn drop(&mut self) {
+        self.items.zeroize();
+    }
+}
+
+/// The direction in which this party sends.
+struct Sending {
+    holder: Holder,
+    pairs: Stock<[Block; 2]>,
+    sixteens: Stock<[u8; 16]>,
+}
+
+/// The direction in which this party receives.
+struct Receiving {
+    chooser: Chooser,
+    choices: Stock<u8>,
+    pads: Stock<Block>,
+    choices16: Stock<u8>,
+    pads16: Stock<u8>,
+}
+
+/// Random transfers in both directions, extended from base transfers made at the start of the session.
+pub struct ExtendedOt {
+    role: Role,
+    sending: Sending,
+    receiving: Receiving,
+}
+
+fn name(role: Role) -> &'static str {
+    if role.is_client() { "client" } else { "server" }
+}
+
+/// Runs `body` with its costs under `step`.
+fn within<T>(channel: &mut Channel, step: &str, body: impl FnOnce(&mut Channel) -> Result<T>) -> Result<T> {
+    channel.enter(step);
+    let outcome = body(channel);
+    channel.leave();
+    outcome
+}
+
+impl ExtendedOt {
+    /// Makes the base transfers in both directions. `session` is a hash of the transcript so far, the same for both
+    /// parties and never the same for two sessions: every tweak and every public key of the session hangs on it.
+    pub fn set_up(
+        channel: &mut Channel,
+        role: Role,
+        session: &[u8; 32],
+        config: OtConfig,
+        rng: &mut SecretRng,
+    ) -> Result<Self> {
+        within(channel, "ot setup", |channel| {
+            let mark: [u8; 32] =
+                Sha256::new().chain_update(session).chain_update(format!("{config:?}")).finalize().into();
+            if channel.exchange(Kind::BaseOt, &mark, mark.len())? != mark {
+                return Err(Error::Disagreement {
+                    field: "oblivious transfer",
+                    reason: "the parties chose different kinds of transfers or hold different transcripts".into(),
+                });
+            }
+            let OtKind::SoftSpoken(bits) = config.kind;
+            let hold = |channel: &mut Channel, rng: &mut SecretRng| {
+                Holder::set_up(channel, config.base, bits, session, name(role), rng)
+            };
+            let choose = |channel: &mut Channel, rng: &mut SecretRng| {
+                Chooser::set_up(channel, config.base, bits, session, name(role.other()), rng)
+            };
+            let (holder, chooser) = if role.is_client() {
+                let holder = hold(channel, rng)?;
+                (holder, choose(channel, rng)?)
+            } else {
+                let chooser = choose(channel, rng)?;
+                (hold(channel, rng)?, chooser)
+            };
+            Ok(Self {
+                role,
+                sending: Sending { holder, pairs: Stock::new(), sixteens: Stock::new() },
+                receiving: Receiving {
+                    chooser,
+                    choices: Stock::new(),
+                    pads: Stock::new(),
+                    choices16: Stock::new(),
+                    pads16: Stock::new(),
+                },
+            })
+        })
+    }
+
+    /// What can be given out without talking to the peer.
+    pub fn stock(&self) -> OtCounts {
+        OtCounts {
+            send: self.sending.pairs.len(),
+            receive: self.receiving.pads.len(),
+            send16: self.sending.sixteens.len(),
+            receive16: self.receiving.pads16.len(),
+        }
+    }
+
+    /// Fills the stock up to at least `counts`. The peer calls it with [`OtCounts::for_peer`] of the same counts.
+    pub fn preprocess(&mut self, channel: &mut Channel, counts: OtCounts) -> Result<()> {
+        if counts.bytes() > STOCK_LIMIT {
+            return Err(Error::BadArgument(format!(
+                "a stock of {} bytes of transfers is over the limit of {STOCK_LIMIT}",
+                counts.bytes()
+            )));
+        }
+        // One order for both parties: what the client sends comes first.
+        for client_sends in [true, false] {
+            if client_sends == self.role.is_client() {
+                while self.sending.pairs.len() < counts.send {
+                    self.sending.refill(channel, counts.send - self.sending.pairs.len())?;
+                }
+                while self.sending.sixteens.len() < counts.send16 {
+                    self.sending.refill16(channel, counts.send16 - self.sending.sixteens.len())?;
+                }
+            } else {
+                while self.receiving.pads.len() < counts.receive {
+                    self.receiving.refill(channel, counts.receive - self.receiving.pads.len())?;
+                }
+                while self.receiving.pads16.len() < counts.receive16 {
+                    self.receiving.refill16(channel, counts.receive16 - self.receiving.pads16.len())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How many transfers an extension makes when `wanted` are missing. Depends on public counts alone, so both parties
+/// come to the same number.
+fn refill_size(wanted: usize, per_step: usize) -> usize {
+    softspoken::rounded(wanted.clamp(REFILL_LEAST, REFILL_MOST) * per_step) / per_step
+}
+
+impl Sending {
+    fn refill(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
+        let n = refill_size(wanted, 1);
+        within(channel, "ot extension", |channel| self.holder.extend(channel, n, self.pairs.room(n)))
+    }
+
+    fn refill16(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
+        let n = refill_size(wanted, 4).min(REFILL_MOST / 4);
+        let mut pairs = Zeroizing::new(Vec::with_capacity(4 * n));
+        within(channel, "ot extension", |channel| self.holder.extend(channel, 4 * n, &mut pairs))?;
+        let out = self.sixteens.room(n);
+        out.extend(pairs.chunks_exact(4).map(|four| sixteen_pads([four[0], four[1], four[2], four[3]])));
+        Ok(())
+    }
+}
+
+impl Receiving {
+    fn refill(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
+        let n = refill_size(wanted, 1);
+        within(channel, "ot extension", |channel| {
+            self.chooser.extend(channel, n, self.choices.room(n), self.pads.room(n))
+        })
+    }
+
+    fn refill16(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
+        let n = refill_size(wanted, 4).min(REFILL_MOST / 4);
+        let mut bits = Zeroizing::new(Vec::with_capacity(4 * n));
+        let mut pads = Zeroizing::new(Vec::with_capacity(4 * n));
+        within(channel, "ot extension", |channel| self.chooser.extend(channel, 4 * n, &mut bits, &mut pads))?;
+        let (choices, out) = (self.choices16.room(n), self.pads16.room(n));
+        for (bits, pads) in bits.chunks_exact(4).zip(pads.chunks_exact(4)) {
+            let choice = bits[0] | bits[1] << 1 | bits[2] << 2 | bits[3] << 3;
+            let sum = pads.iter().fold(0, |sum, pad| sum ^ pad);
+            choices.push(choice);
+            // A shift by a secret number of bits: a fixed-time instruction, unlike an index.
+            out.push((sum >> (8 * u32::from(choice))) as u8);
+        }
+        Ok(())
+    }
+}
+
+/// Sixteen 8-bit pads from four 1-of-2 transfers of 128 bits: byte c of each 128-bit pad belongs to choice c alone, so
+/// pad c = the sum over j of byte c of the pad of bit j of c. A receiver who has one pad of each transfer lacks, for
+/// every other c, the bytes c of at least one transfer, and uses each byte once.
+fn sixteen_pads(four: [[Block; 2]; 4]) -> [u8; 16] {
+    // Byte c of the mask number j is all ones if bit j of c is set.
+    const MASKS: [u128; 4] = [
+        0xff00ff00_ff00ff00_ff00ff00_ff00ff00,
+        0xffff0000_ffff0000_ffff0000_ffff0000,
+        0xffffffff_00000000_ffffffff_00000000,
+        0xffffffff_ffffffff_00000000_00000000,
+    ];
+    let sum = four.iter().zip(MASKS).fold(0, |sum, (pair, mask)| sum ^ (pair[0] & !mask) ^ (pair[1] & mask));
+    sum.to_le_bytes()
+}
+
+impl OtSupply for ExtendedOt {
+    fn send(&mut self, channel: &mut Channel, n: usize) -> Result<SentPads> {
+        let mut out = Vec::with_capacity(n);
+        while out.len() < n {
+            let side = &mut self.sending;
+            if side.pairs.len() == 0 {
+                side.refill(channel, n - out.len())?;
+            }
+            side.pairs.take(side.pairs.len().min(n - out.len()), &mut out);
+        }
+        Ok(out)
+    }
+
+    fn receive(&mut self, channel: &mut Channel, n: usize) -> Result<ReceivedPads> {
+        let mut out = ReceivedPads { choices: Vec::with_capacity(n), pads: Vec::with_capacity(n) };
+        while out.pads.len() < n {
+            let side = &mut self.receiving;
+            if side.pads.len() == 0 {
+                side.refill(channel, n - out.pads.len())?;
+            }
+            let count = side.pads.len().min(n - out.pads.len());
+            side.choices.take(count, &mut out.choices);
+            side.pads.take(count, &mut out.pads);
+        }
+        Ok(out)
+    }
+
+    fn send16(&mut self, channel: &mut Channel, n: usize) -> Result<Vec<[u8; 16]>> {
+        let mut out = Vec::with_capacity(n);
+        while out.len() < n {
+            let side = &mut self.sending;
+            if side.sixteens.len() == 0 {
+                side.refill16(channel, n - out.len())?;
+            }
+            side.sixteens.take(side.sixteens.len().min(n - out.len()), &mut out);
+        }
+        Ok(out)
+    }
+
+    fn receive16(&mut self, channel: &mut Channel, n: usize) -> Result<ReceivedPads16> {
+        let mut out = ReceivedPads16 { choices: Vec::with_capacity(n), pads: Vec::with_capacity(n) };
+        while out.pads.len() < n {
+            let side = &mut self.receiving;
+            if side.pads16.len() == 0 {
+                side.refill16(channel, n - out.pads.len())?;
+            }
+            let count = side.pads16.len().min(n - out.pads.len());
+            side.choices16.take(count, &mut out.choices);
+            side.pads16.take(count, &mut out.pads);
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,195 @@
+//! Order among the values of a row: ranks by all pairs (one comparison deep), the mask of the k largest, and the
+//! dispatch matrix of a balanced expert. Equal values are ordered by their place, the earlier one first, so that
+//! exactly k are chosen.
+
+use super::onehot::{BitTable, lookup_bits, one_hot};
+use super::select::{bits_to_field, bits_to_ring};
+use super::sort::{self, Link, Plan};
+use super::wrap::to_ring;
+use super::{Bits, is_negative, less_than, ring_is_negative, select, step_on};
+use crate::error::{Error, Result};
+use crate::field;
+use crate::party::Party;
+
+/// Rows of scores, all of one length, and how precisely they are compared.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// Values in a row.
+    pub length: usize,
+    /// Bits compared: with `drop_bits` low bits dropped, any two values of a row differ by less than 2^(kappa-1).
+    pub kappa: u32,
+    /// Low bits dropped from every value before it is compared; the order of what is left is total and exact.
+    pub drop_bits: u32,
+}
+
+impl Rows {
+    /// How many rows there are in `values` values.
+    pub(super) fn count(&self, values: usize) -> Result<usize> {
+        if self.length == 0 || !values.is_multiple_of(self.length) {
+            return Err(Error::BadArgument(format!("{values} values do not make rows of {}", self.length)));
+        }
+        Ok(values / self.length)
+    }
+
+    /// Bits of a rank or a place.
+    pub fn rank_bits(&self) -> u32 {
+        self.length.next_power_of_two().trailing_zeros().max(1)
+    }
+}
+
+/// The largest of each row, by a tournament. With dropped bits, one that is at most 2^drop_bits below it.
+///
+/// Cost: ceil(log2 length) times that of [`is_negative`] and [`select`]; length - 1 of each a row.
+pub fn maximum(party: &mut Party, x: &[u64], rows: Rows) -> Result<Vec<u64>> {
+    let count = rows.count(x.len())?;
+    step_on(party, "maximum", x.len(), |party| {
+        let (mut values, mut length) = (x.to_vec(), rows.length);
+        while length > 1 {
+            let (half, left) = (length / 2, length.div_ceil(2));
+            let part = |from: usize| -> Vec<u64> {
+                values.chunks_exact(length).flat_map(|row| row[from..from + half].iter().copied()).collect()
+            };
+            let (a, b) = (part(0), part(left));
+            let lower = less_than(party, &a, &b, rows.kappa, rows.drop_bits)?;
+            let gain: Vec<u64> = b.iter().zip(&a).map(|(&b, &a)| field::sub(b, a)).collect();
+            let gain = select(party, &lower, &gain)?;
+            let mut next = Vec::with_capacity(count * left);
+            for (row, gain) in values.chunks_exact(length).zip(gain.chunks_exact(half)) {
+                next.extend(row.iter().zip(gain).map(|(&v, &g)| field::add(v, g)));
+                // Of an odd number, the middle one has no opponent.
+                next.extend_from_slice(&row[half..left]);
+            }
+            (values, length) = (next, left);
+        }
+        Ok(values)
+    })
+}
+
+/// The rank of each value in its row, shared modulo 2^[`Rows::rank_bits`]; 0 is the largest.
+///
+/// Cost for each pair of a row: one comparison of kappa - 1 bits ([`ring_is_negative`]) and 1 + rank bits, 1 transfer;
+/// for each value 1 + kappa bits, 1 transfer. Rounds: two more than the comparison.
+pub fn rank_all_pairs(party: &mut Party, x: &[u64], rows: Rows) -> Result<Vec<u64>> {
+    rows.count(x.len())?;
+    step_on(party, "rank", x.len(), |party| {
+        let n = rows.length;
+        let compared = if rows.kappa >= 40 && rows.drop_bits == 0 {
+            Compared::Field
+        } else {
+            Compared::Ring(to_ring(party, x, rows.drop_bits, rows.kappa)?)
+        };
+        // Whole rows at a time, as many as memory allows.
+        let window = (MOST_PAIRS / (n * (n - 1) / 2).max(1)).max(1) * n;
+        let mut ranks = Vec::with_capacity(x.len());
+        for start in (0..x.len()).step_by(window) {
+            let range = start..(start + window).min(x.len());
+            let count = range.len() / n;
+            // [a < b] for a before b.
+            let below = match &compared {
+                Compared::Field => is_negative(party, &differences(&x[range], n, field::sub), rows.kappa, 0)?,
+                Compared::Ring(ring) => {
+                    let mask = (1 << rows.kappa) - 1;
+                    let gaps = differences(&ring[range], n, |a, b| a.wrapping_sub(b) & mask);
+                    ring_is_negative(party, &gaps, rows.kappa)?
+                }
+            };
+            let below = bits_to_ring(party, &below, rows.rank_bits())?;
+            ranks.extend(below_to_ranks(&below, rows, count, u64::from(party.role.is_client())));
+        }
+        Ok(ranks)
+    })
+}
+
+/// Pairs compared in one batch; beyond that, a batch more with its rounds.
+const MOST_PAIRS: usize = 1 << 21;
+
+/// What the comparisons of a rank are made on.
+enum Compared {
+    Field,
+    Ring(Vec<u64>),
+}
+
+/// All differences a - b, a before b, row by row.
+fn differences(values: &[u64], n: usize, sub: impl Fn(u64, u64) -> u64) -> Vec<u64> {
+    let mut out = Vec::with_capacity(values.len() * (n - 1) / 2);
+    for row in values.chunks_exact(n) {
+        for (i, &a) in row.iter().enumerate() {
+            out.extend(row[i + 1..].iter().map(|&b| sub(a, b)));
+        }
+    }
+    out
+}
+
+/// Ranks from [a < b] for all pairs: if it holds, a has one more above it, else b has. `one` is 1 at one party.
+fn below_to_ranks(below: &[u64], rows: Rows, count: usize, one: u64) -> Vec<u64> {
+    let n = rows.length;
+    let mut ranks = vec![0u64; count * n];
+    let mut rest = below;
+    for row in ranks.chunks_exact_mut(n) {
+        for i in 0..n {
+            let (mine, tail) = rest.split_at(n - 1 - i);
+            rest = tail;
+            row[i] = mine.iter().fold(row[i], |sum, &bit| sum.wrapping_add(bit));
+            row[i + 1..].iter_mut().zip(mine).for_each(|(r, &bit)| *r = r.wrapping_add(one.wrapping_sub(bit)));
+        }
+        row.iter_mut().for_each(|rank| *rank &= (1 << rows.rank_bits()) - 1);
+    }
+    ranks
+}
+
+/// [value is among the k largest of its row], exactly k of each row.
+///
+/// Cost by all pairs: [`rank_all_pairs`] and one [`lookup_bits`] of one bit a value. By network: its comparisons, and one
+/// more a value.
+pub fn top_k_mask(party: &mut Party, x: &[u64], rows: Rows, k: usize, link: &Link) -> Result<Bits> {
+    let count = rows.count(x.len())?;
+    if k == 0 || k >= rows.length {
+        let all = u8::from(k > 0 && party.role.is_client());
+        return Ok(vec![all; x.len()]);
+    }
+    step_on(party, "top_k", x.len(), |party| match sort::plan(rows, count, link) {
+        Plan::AllPairs => {
+            let ranks = rank_all_pairs(party, x, rows)?;
+            let table = BitTable::new(rows.rank_bits(), 1, |rank, _| rank < k)?;
+            lookup_bits(party, &ranks, &table)
+        }
+        Plan::Network => sort::network_mask(party, x, rows, k),
+    })
+}
+
+/// XOR shares of the dispatch matrices: for each row (an expert) `slots` x `length` bits, [value j has rank s] at (s, j).
+///
+/// Cost by all pairs: [`rank_all_pairs`] and one [`one_hot`] of `slots` bits a value. By network: its comparisons, and one
+/// [`one_hot`] of `length` bits a slot.
+pub fn dispatch_bits(party: &mut Party, x: &[u64], rows: Rows, slots: usize, link: &Link) -> Result<Bits> {
+    let count = rows.count(x.len())?;
+    if slots == 0 || slots > rows.length {
+        return Err(Error::BadArgument(format!("{slots} slots for {} values", rows.length)));
+    }
+    step_on(party, "dispatch", x.len(), |party| match sort::plan(rows, count, link) {
+        Plan::AllPairs => {
+            let ranks = rank_all_pairs(party, x, rows)?;
+            let hot = one_hot(party, &ranks, rows.rank_bits(), slots)?;
+            let mut out = vec![0; hot.len()];
+            let matrix = slots * rows.length;
+            for (hot, out) in hot.chunks_exact(matrix).zip(out.chunks_exact_mut(matrix)) {
+                for (j, column) in hot.chunks_exact(slots).enumerate() {
+                    column.iter().enumerate().for_each(|(s, &bit)| out[s * rows.length + j] = bit);
+                }
+            }
+            Ok(out)
+        }
+        Plan::Network => {
+            let places = sort::network_places(party, x, rows, slots)?;
+            one_hot(party, &places, rows.rank_bits(), rows.length)
+        }
+    })
+}
+
+/// [`dispatch_bits`] in Z_p, scale 1, ready for a product with the tokens' rows.
+///
+/// Cost: that of [`dispatch_bits`], and one round, 42 bits, 1 transfer a bit.
+pub fn dispatch_ranks(party: &mut Party, x: &[u64], rows: Rows, slots: usize, link: &Link) -> Result<Vec<u64>> {
+    let bits = dispatch_bits(party, x, rows, slots, link)?;
+    bits_to_field(party, &bits)
+}

@@ -1,0 +1,230 @@
+//! Negacyclic number-theoretic transforms of every power-of-two size from 2 to 8192, modulo the primes of the
+//! ciphertexts and modulo p.
+//!
+//! A transform of size n evaluates a polynomial at the odd powers of a primitive 2n-th root, in bit-reversed order:
+//! index i holds the value at exponent 2 brv(i) + 1. The root of size n is the root of size 8192 raised to 8192 / n,
+//! so one table serves every size, and a polynomial w(X^t) has, at size N, the small transform of w with
+//! every value repeated t times: the points on which X^t takes one value are a contiguous block.
+
+use super::params::{LEVELS, N, PRIMES};
+use crate::field;
+use std::sync::OnceLock;
+
+fn power(mut base: u64, mut exponent: u64, modulus: u64) -> u64 {
+    let mut out = 1;
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            out = (out as u128 * base as u128 % modulus as u128) as u64;
+        }
+        base = (base as u128 * base as u128 % modulus as u128) as u64;
+        exponent >>= 1;
+    }
+    out
+}
+
+/// The smallest-generator primitive 2N-th root of unity of a prime that is 1 modulo 2N.
+pub(super) fn root(modulus: u64) -> u64 {
+    (2..)
+        .map(|g| power(g, (modulus - 1) / (2 * N as u64), modulus))
+        .find(|&psi| power(psi, N as u64, modulus) == modulus - 1)
+        .expect("a prime that is 1 modulo 2N has a 2N-th root of unity")
+}
+
+/// i with its low `bits` bits reversed.
+pub fn bit_reverse(i: usize, bits: u32) -> usize {
+    if bits == 0 { 0 } else { i.reverse_bits() >> (usize::BITS - bits) }
+}
+
+/// psi^brv(i) for i < N, and the inverses of the same.
+fn tables(modulus: u64) -> (Vec<u64>, Vec<u64>) {
+    let psi = root(modulus);
+    let mut powers = vec![1u64; 2 * N];
+    for i in 1..2 * N {
+        powers[i] = (powers[i - 1] as u128 * psi as u128 % modulus as u128) as u64;
+    }
+    let bits = N.trailing_zeros();
+    let forward = (0..N).map(|i| powers[bit_reverse(i, bits)]).collect();
+    let inverse = (0..N).map(|i| powers[(2 * N - bit_reverse(i, bits)) % (2 * N)]).collect();
+    (forward, inverse)
+}
+
+/// A multiplier with its quotient by the modulus, floor(w 2^64 / modulus) (Shoup).
+#[derive(Clone, Copy)]
+struct Twiddle {
+    value: u64,
+    quotient: u64,
+}
+
+fn twiddle(value: u64, modulus: u64) -> Twiddle {
+    Twiddle { value, quotient: (((value as u128) << 64) / modulus as u128) as u64 }
+}
+
+/// The transforms of one modulus, in plain integers: the slow, obvious twin of the vector kernels.
+struct Plain {
+    modulus: u64,
+    forward: Vec<Twiddle>,
+    inverse: Vec<Twiddle>,
+}
+
+impl Plain {
+    fn new(modulus: u64) -> Self {
+        let (forward, inverse) = tables(modulus);
+        let make = |v: Vec<u64>| v.into_iter().map(|w| twiddle(w, modulus)).collect();
+        Self { modulus, forward: make(forward), inverse: make(inverse) }
+    }
+
+    #[inline(always)]
+    fn mul(&self, a: u64, w: Twiddle) -> u64 {
+        let quotient = ((a as u128 * w.quotient as u128) >> 64) as u64;
+        let r = a.wrapping_mul(w.value).wrapping_sub(quotient.wrapping_mul(self.modulus));
+        self.once(r)
+    }
+
+    /// Subtracts the modulus once from a value below twice the modulus.
+    #[inline(always)]
+    fn once(&self, a: u64) -> u64 {
+        let t = a.wrapping_sub(self.modulus);
+        t.wrapping_add(self.modulus & (t >> 63).wrapping_neg())
+    }
+
+    fn forward(&self, a: &mut [u64]) {
+        let n = a.len();
+        let mut groups = 1;
+        while groups < n {
+            let half = n / (2 * groups);
+            for (g, chunk) in a.chunks_exact_mut(2 * half).enumerate() {
+                let w = self.forward[groups + g];
+                let (low, high) = chunk.split_at_mut(half);
+                for (x, y) in low.iter_mut().zip(high) {
+                    let t = self.mul(*y, w);
+                    (*x, *y) = (self.once(*x + t), self.once(*x + self.modulus - t));
+                }
+            }
+            groups *= 2;
+        }
+    }
+
+    fn inverse(&self, a: &mut [u64]) {
+        let n = a.len();
+        let mut groups = n / 2;
+        while groups >= 1 {
+            let half = n / (2 * groups);
+            for (g, chunk) in a.chunks_exact_mut(2 * half).enumerate() {
+                let w = self.inverse[groups + g];
+                let (low, high) = chunk.split_at_mut(half);
+                for (x, y) in low.iter_mut().zip(high) {
+                    let (u, v) = (*x, *y);
+                    *x = self.once(u + v);
+                    *y = self.mul(self.once(u + self.modulus - v), w);
+                }
+            }
+            groups /= 2;
+        }
+        let scale = twiddle(power(n as u64, self.modulus - 2, self.modulus), self.modulus);
+        for x in a {
+            *x = self.mul(*x, scale);
+        }
+    }
+}
+
+fn plain(prime: usize) -> &'static Plain {
+    static PLAIN: [OnceLock<Plain>; LEVELS] = [const { OnceLock::new() }; LEVELS];
+    PLAIN[prime].get_or_init(|| Plain::new(u64::from(PRIMES[prime])))
+}
+
+fn plain_p() -> &'static Plain {
+    static PLAIN: OnceLock<Plain> = OnceLock::new();
+    PLAIN.get_or_init(|| Plain::new(field::P))
+}
+
+fn check(total: usize, size: usize) {
+    assert!(size.is_power_of_two() && (2..=N).contains(&size), "no transform of size {size}");
+    assert!(total.is_multiple_of(size), "{total} values are no whole number of polynomials of size {size}");
+}
+
+/// Evaluates polynomials modulo prime number `prime`, coefficients in place to evaluations. `values` holds whole polynomials of
+/// `size` coefficients each, one after another; residues are canonical before and after.
+pub fn forward(prime: usize, size: usize, values: &mut [u32]) {
+    through(plain(prime), size, values, Plain::forward);
+}
+
+/// The inverse of [`forward`].
+pub fn inverse(prime: usize, size: usize, values: &mut [u32]) {
+    through(plain(prime), size, values, Plain::inverse);
+}
+
+/// [`forward`] modulo p.
+pub fn forward_p(size: usize, values: &mut [u64]) {
+    check(values.len(), size);
+    values.chunks_exact_mut(size).for_each(|a| plain_p().forward(a));
+}
+
+/// The inverse of [`forward_p`].
+pub fn inverse_p(size: usize, values: &mut [u64]) {
+    check(values.len(), size);
+    values.chunks_exact_mut(size).for_each(|a| plain_p().inverse(a));
+}
+
+fn through(plain: &Plain, size: usize, values: &mut [u32], transform: fn(&Plain, &mut [u64])) {
+    check(values.len(), size);
+    let mut wide = vec![0u64; size];
+    for a in values.chunks_exact_mut(size) {
+        wide.iter_mut().zip(&*a).for_each(|(w, &x)| *w = u64::from(x));
+        transform(plain, &mut wide);
+        a.iter_mut().zip(&wide).for_each(|(x, &w)| *x = w as u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::SecretRng;
+
+    #[test]
+    fn forward_evaluates_at_the_stated_points_and_inverse_undoes_it() {
+        let mut rng = SecretRng::from_os();
+        for size in (1..=13).map(|b| 1usize << b) {
+            for prime in [0, 5] {
+                let q = u64::from(PRIMES[prime]);
+                let a: Vec<u32> = (0..size).map(|_| (rng.next_u64() % q) as u32).collect();
+                let mut values = a.clone();
+                forward(prime, size, &mut values);
+                let psi = power(root(q), (N / size) as u64, q);
+                for i in [0, 1, size / 2, size - 1] {
+                    let x = power(psi, 2 * bit_reverse(i, size.trailing_zeros()) as u64 + 1, q);
+                    let expected = a.iter().rev().fold(0, |sum, &c| (sum * x + u64::from(c)) % q);
+                    assert_eq!(u64::from(values[i]), expected);
+                }
+                inverse(prime, size, &mut values);
+                assert_eq!(values, a);
+            }
+            let a = field::random_vector(&mut rng, size);
+            let mut values = a.clone();
+            forward_p(size, &mut values);
+            let psi = power(root(field::P), (N / size) as u64, field::P);
+            for i in [0, 1, size / 2, size - 1] {
+                let x = power(psi, 2 * bit_reverse(i, size.trailing_zeros()) as u64 + 1, field::P);
+                let expected = a.iter().rev().fold(0, |sum, &c| field::add(field::mul(sum, x), c));
+                assert_eq!(values[i], expected);
+            }
+            inverse_p(size, &mut values);
+            assert_eq!(values, a);
+        }
+    }
+
+    #[test]
+    fn a_polynomial_in_a_power_of_x_transforms_in_repeated_blocks() {
+        let mut rng = SecretRng::from_os();
+        for repeat in [2, 8, 32, 1024] {
+            let small: Vec<u32> = (0..N / repeat).map(|_| (rng.next_u64() % 32_000_000) as u32).collect();
+            let mut large = vec![0; N];
+            small.iter().enumerate().for_each(|(k, &x)| large[k * repeat] = x);
+            let mut values = small.clone();
+            forward(2, N / repeat, &mut values);
+            forward(2, N, &mut large);
+            for (block, &value) in large.chunks_exact(repeat).zip(&values) {
+                assert!(block.iter().all(|&x| x == value));
+            }
+        }
+    }
+}

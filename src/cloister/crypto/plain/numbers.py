@@ -1,0 +1,77 @@
+"""Fixed-point numbers as the engine holds them, without shares: int64 tensors, every value inside (-p/4, p/4)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cloister.errors import InvalidParameter
+
+P = 2_199_023_190_017
+"""The prime of the shares: the largest below 2^41 with p = 1 mod 16384."""
+BOUND = P // 4
+"""No value may reach this size."""
+FRACTION = 12
+"""Fraction bits where nothing else is said."""
+
+
+class OutOfRange(InvalidParameter):
+    """A value that the engine's shares cannot hold. The engine itself cannot see this; the simulator can."""
+
+
+def check(values: Tensor, where: str) -> Tensor:
+    """Returns `values`, or raises [OutOfRange] that says where, which and how large."""
+    if values.numel():
+        low, high = torch.aminmax(values)
+        if int(high) >= BOUND or int(low) <= -BOUND:
+            place = int(values.abs().argmax())
+            worst = int(values.flatten()[place])
+            raise OutOfRange(
+                f"{where}: element {place} of {tuple(values.shape)} is {worst}, outside +-{BOUND} (2^{math.log2(BOUND):.2f}).",
+                advice="Lower the scale or the plan's bounds of this step.",
+            )
+    return values
+
+
+def encode(numbers: Tensor, f: int = FRACTION) -> Tensor:
+    """Real numbers at 2^f, rounded to nearest."""
+    return check(torch.round(numbers.to(torch.float64) * 2.0**f).to(torch.int64), "encode")
+
+
+def decode(values: Tensor, f: int = FRACTION) -> Tensor:
+    """The real numbers of `values` at 2^f, as float64."""
+    return values.to(torch.float64) / 2.0**f
+
+
+def truncate(values: Tensor, f: int, where: str = "truncate") -> Tensor:
+    """x / 2^f, rounded to nearest (halves up).
+
+    The engine gives floor(x / 2^f) or one more, by its shares (above 16 bits, or one less too), with a mean error of
+    nearly 0. Nearest is one of the two and has that mean as well; rounding down would bias every simulated sum.
+    """
+    return (check(values, where) + ((1 << f) >> 1)) >> f
+
+
+def truncate_shares(client: Tensor, server: Tensor, f: int) -> Tensor:
+    """The very integer that the engine's truncation of these two shares (elements of Z_p) gives."""
+    if f == 0:
+        return signed((client + server) % P)
+    offset = ((P - 1) // 4) >> f << f
+    half = (1 << f) >> 1
+    client = (client + offset) % P
+    wraps = (client > (P - 1) // 2) | (server > (P - 1) // 2)
+    rounded = ((client + half) >> f) + ((server + half - 1) >> f)
+    return rounded - wraps.to(torch.int64) * ((P + max(half, 1) - 1) >> f) - (offset >> f)
+
+
+def share(values: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    """Splits values into two random shares, to study what depends on them. Not for secrets."""
+    mask = torch.randint(P, values.shape, dtype=torch.int64, device=values.device, generator=generator)
+    return mask, (values - mask) % P
+
+
+def signed(elements: Tensor) -> Tensor:
+    """The signed values of field elements."""
+    return torch.where(elements > P // 2, elements - P, elements)

@@ -1,0 +1,112 @@
+"""Softmax and the norms, along the last axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cloister.crypto.plain.arithmetic import inner_products, maximum, multiply, root_parts
+from cloister.crypto.plain.functions import exp, reciprocal, rsqrt
+from cloister.crypto.plain.numbers import FRACTION, check, truncate
+from cloister.errors import InvalidParameter
+
+EXPONENTIAL = 16
+INVERSE = 20
+MEAN = 3
+MASKED = -511
+
+
+def softmax(x: Tensor, allowed: Tensor | None = None, f: int = FRACTION) -> Tensor:
+    """Softmax at 2^f; |x| < 511. `allowed` (of a shape that broadcasts) leaves entries out; a row without any gives zeros.
+
+    Error: below 2^-11 for f = 12.
+    """
+    columns = x.shape[-1]
+    if not 1 <= columns <= 8192:
+        raise InvalidParameter(f"Softmax of rows of {columns} entries; 1 to 8192 are possible.")
+    kept = torch.ones_like(x, dtype=torch.bool) if allowed is None else allowed.expand_as(x)
+    x = torch.where(kept, x, MASKED << f)
+    powers = torch.where(kept, exp(x - maximum(x).unsqueeze(-1), f, 0, EXPONENTIAL), 0)
+    sums = powers.sum(-1)
+    sums = torch.where(kept.any(-1), sums, 1 << EXPONENTIAL)
+    most = EXPONENTIAL + (columns - 1).bit_length() + 1
+    inverse = reciprocal(sums, EXPONENTIAL, most, EXPONENTIAL + INVERSE)
+    return truncate(multiply(powers, inverse.unsqueeze(-1), "softmax"), EXPONENTIAL + INVERSE - f)
+
+
+@dataclass(frozen=True)
+class NormPlan:
+    """What is public about the rows of a norm; the fields are the engine's."""
+
+    columns: int
+    rms_bits: int = 2
+    epsilon: int = 168
+    """In units of 2^-24: a model's 1e-5 is 168."""
+    f: int = FRACTION
+
+    def integers(self, extra: int) -> NormIntegers:
+        """The integers of rows at 2^(f + extra)."""
+        if not (2 <= self.columns <= 8192 and 0 <= self.rms_bits <= 7 and 1 <= self.epsilon <= 1 << 16):
+            raise InvalidParameter(f"A norm of {self.columns} columns, rms below 2^{self.rms_bits}.")
+        if not 10 <= self.f <= 13:
+            raise InvalidParameter(f"{self.f} fraction bits; 10 to 13 are possible here.")
+        f, log = self.f + extra, (self.columns - 1).bit_length()
+        shift = max(self.rms_bits + f - (36 - log) // 2, 0)
+        scale = 2 * (f - shift)
+        epsilon = max((self.columns * self.epsilon << scale) >> 24, 1)
+        least = (epsilon.bit_length() - 1) & ~1
+        most = log + 2 * self.rms_bits + scale + 1
+        numerator, exponent = root_parts(self.columns)
+        # 1 / rms = sqrt(columns) 2^(f - shift) / sqrt(squares), with as many bits as the last product and the root allow.
+        whole = exponent + f - shift
+        top = least + 2 * (-(-(most - least) // 2) - 1)
+        inverse = min((77 - 2 * f - log) // 2, 17 + top // 2 - whole)
+        return NormIntegers(shift, epsilon, least, most, numerator, whole + inverse, inverse)
+
+
+@dataclass(frozen=True)
+class NormIntegers:
+    """What a plan comes to."""
+
+    shift: int
+    """Bits that entries lose before they are squared."""
+    epsilon: int
+    """Added to the sum of squares, which is at least 2^least and below 2^most."""
+    least: int
+    most: int
+    numerator: int
+    """sqrt(columns) = numerator / 2^16 * 2^exponent."""
+    total: int
+    """The root is numerator * 2^total / sqrt(squares)."""
+    inverse: int
+    """Bits after the point of 1 / rms."""
+
+
+def rms_norm(x: Tensor, plan: NormPlan) -> Tensor:
+    """x / sqrt(mean(x^2) + epsilon), without weights: those belong into the next product."""
+    return _normalise(x, plan, 0)
+
+
+def layer_norm(x: Tensor, plan: NormPlan) -> Tensor:
+    """(x - mean) / sqrt(variance + epsilon), without weights and bias. The mean has MEAN bits more than x."""
+    if x.shape[-1] != plan.columns:
+        raise InvalidParameter(f"Rows of {x.shape[-1]} entries for a plan of {plan.columns}.")
+    k = 38 - plan.f - plan.rms_bits
+    inverse = ((1 << k) + plan.columns // 2) // plan.columns
+    mean = truncate(x.sum(-1) * inverse, k - MEAN, "layer_norm: mean")
+    return _normalise((x << MEAN) - mean.unsqueeze(-1), plan, MEAN)
+
+
+def _normalise(x: Tensor, plan: NormPlan, extra: int) -> Tensor:
+    """Rows at 2^(f + extra), normalised, at 2^f."""
+    if x.shape[-1] != plan.columns:
+        raise InvalidParameter(f"Rows of {x.shape[-1]} entries for a plan of {plan.columns}.")
+    i = plan.integers(extra)
+    small = truncate(x, i.shift)
+    squares = check(inner_products(small, small) + i.epsilon, "norm: squares")
+    if squares.numel() and int(squares.max()) >= 1 << i.most:
+        raise InvalidParameter(f"norm: a row's root mean square is above 2^{plan.rms_bits}.")
+    inverse = rsqrt(squares, i.least, i.most, i.total, i.numerator)
+    return truncate(multiply(x, inverse.unsqueeze(-1), "norm"), i.inverse + extra)
