@@ -1,10 +1,13 @@
-//! Seconds, bytes and rounds of the steps that carry a layer, both parties as threads of this process. The correlations
-//! come from a dealer before the clock starts, so this is the online part alone.
+//! Seconds, bytes and rounds of the steps that carry a layer, both parties as threads of this process. "online": the
+//! correlations come from a dealer before the clock starts. "total": they are extended while the clock runs, after a
+//! set-up that is not counted.
 //!
 //! `cargo run --release -p cloister-core --features insecure-test-dealer --example protocol_timing`
 
 use cloister_core::net::Channel;
-use cloister_core::ot::{OtSupply, ReceivedPads, ReceivedPads16, SentPads};
+use cloister_core::ot::{
+    BaseKind, ExtendedOt, GroupBits, OtConfig, OtKind, OtSupply, ReceivedPads, ReceivedPads16, SentPads,
+};
 use cloister_core::protocol::{Link, Rows, dispatch_ranks, is_negative, less_than, select, top_k_mask, truncate};
 use cloister_core::random::SecretRng;
 use cloister_core::testing::{parties, share};
@@ -115,14 +118,28 @@ fn stock(party: &mut Party, calls: &Calls) -> (VecDeque<Call>, usize, usize) {
     (filled, transfers, transfers16)
 }
 
-/// Runs both parties on threads; the wall-clock seconds.
-fn both(client: &mut Party, server: &mut Party, step: impl Fn(&mut Party) + Sync) -> f64 {
-    let start = Instant::now();
+/// Seconds by the clock and on processors.
+struct Seconds {
+    wall: f64,
+    processor: f64,
+}
+
+/// Processor seconds of this process so far, all threads, in steps of 10 ms (Linux; 0 elsewhere).
+fn processor_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after_name = text.rsplit(')').next().unwrap_or_default();
+    let ticks = |field: usize| after_name.split_whitespace().nth(field).and_then(|v| v.parse::<f64>().ok());
+    (ticks(11).unwrap_or(0.0) + ticks(12).unwrap_or(0.0)) / 100.0
+}
+
+/// Runs both parties on threads.
+fn both(client: &mut Party, server: &mut Party, step: impl Fn(&mut Party) + Sync) -> Seconds {
+    let (start, used) = (Instant::now(), processor_seconds());
     std::thread::scope(|scope| {
         scope.spawn(|| step(server));
         step(client);
     });
-    start.elapsed().as_secs_f64()
+    Seconds { wall: start.elapsed().as_secs_f64(), processor: processor_seconds() - used }
 }
 
 fn time(name: &str, elements: usize, values: &[i64], step: impl Fn(&mut Party, &[u64]) -> Result<()> + Sync) {
@@ -142,18 +159,34 @@ fn time(name: &str, elements: usize, values: &[i64], step: impl Fn(&mut Party, &
     let (server_stock, ..) = stock(&mut server, &calls[1]);
     client.ot = Box::new(Stock(client_stock));
     server.ot = Box::new(Stock(server_stock));
-    let wall = both(&mut client, &mut server, run);
+    let seconds = both(&mut client, &mut server, run);
 
+    report(name, "online", seconds, &mut client, elements);
+    let each = |n: usize| n as f64 / elements as f64;
+    println!("{:<42} {:.1} transfers 1-of-2 and {:.1} 1-of-16 each", "", each(transfers), each(transfers16));
+
+    let (mut client, mut server) = parties();
+    both(&mut client, &mut server, |party| {
+        let group = GroupBits::new(4).expect("4 is one of the group sizes");
+        let config = OtConfig { base: BaseKind::Ristretto, kind: OtKind::SoftSpoken(group) };
+        let supply = ExtendedOt::set_up(&mut party.channel, party.role, &[1; 32], config, &mut SecretRng::from_os());
+        party.ot = Box::new(supply.expect("both parties are honest"));
+        party.channel.reset_costs();
+    });
+    let seconds = both(&mut client, &mut server, run);
+    report(name, "total", seconds, &mut client, elements);
+}
+
+fn report(name: &str, which: &str, seconds: Seconds, client: &mut Party, elements: usize) {
     let costs = client.channel.costs();
     let bytes: u64 = costs.iter().map(|s| s.bytes_sent + s.bytes_received).sum();
     let rounds: u64 = costs.iter().map(|s| s.rounds).sum();
-    let each = |n: usize| n as f64 / elements as f64;
     println!(
-        "{name:<42} {wall:>7.3} s {:>8.2} MB {:>7.1} B each {rounds:>3} rounds {:>6.1} + {:.1} transfers each (1-of-2, 1-of-16)",
+        "{name:<42} {which:<6} {:>7.3} s, {:>5.2} s on processors {:>8.2} MB {:>7.1} B each {rounds:>3} rounds",
+        seconds.wall,
+        seconds.processor,
         bytes as f64 / 1e6,
         bytes as f64 / elements as f64,
-        each(transfers),
-        each(transfers16),
     );
 }
 

@@ -11,6 +11,7 @@ pub mod matmul;
 pub mod net;
 pub mod ot;
 pub mod party;
+pub mod preprocess;
 pub mod protocol;
 pub mod random;
 pub mod rlwe;

@@ -30,10 +30,20 @@ pub enum MaskKind {
     FloodSlotsMaskCoefficients = 1,
 }
 
-/// Which oblivious-transfer extension fills the supply.
+/// The public-key operation under the oblivious transfers, as the hello names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum OtKind {
+pub enum BaseKind {
+    /// Elliptic curves.
+    Ristretto = 1,
+    /// ML-KEM-768.
+    MlKem768 = 2,
+}
+
+/// The extension of the oblivious transfers, as the hello names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum TransferKind {
     /// SoftSpoken with k = 1, which is IKNP.
     SoftSpoken1 = 1,
     /// SoftSpoken with k = 2.
@@ -61,8 +71,10 @@ pub struct Terms {
     pub flood_bits: u16,
     /// How answers are masked.
     pub mask: MaskKind,
-    /// Where transfers come from.
-    pub ot: OtKind,
+    /// What the transfers rest on.
+    pub base: BaseKind,
+    /// How transfers are extended.
+    pub transfers: TransferKind,
     /// Fraction bits of the fixed-point numbers.
     pub fraction_bits: u8,
     /// What is computed: the digest of the model's public shape and plan.
@@ -84,7 +96,8 @@ impl Terms {
             primes,
             flood_bits,
             mask: MaskKind::FloodSlotsMaskCoefficients,
-            ot: OtKind::SoftSpoken2,
+            base: BaseKind::Ristretto,
+            transfers: TransferKind::SoftSpoken2,
             fraction_bits: 12,
             model,
             features: 0,

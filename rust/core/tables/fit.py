@@ -23,12 +23,12 @@ JSON = ROOT / "src/cloister/crypto/plain/tables.json"
 FRACTION = 12
 # A comparison may err by so much; every piece is good so much beyond its ends.
 OVERLAP = 1 / 32
-SQUARE_SHIFT = 17
-FINAL_SHIFT = 27
+SQUARE_SHIFT = 19
+FINAL_SHIFT = 25
 
 
 def fit(function: Callable, low: float, high: float, degree: int, top: float | None = None, relative: bool = False):
-    """Minimax polynomial on [low, high] (coefficients of 1, u, u^2, ...) and its error; `top` fixes the last coefficient."""
+    """Minimax polynomial on [low, high] (coefficients of 1, u, u^2, ...) and its error; `top` fixes the last."""
     nodes = np.cos(np.linspace(0, np.pi, 1500))
     middle, half = (low + high) / 2, (high - low) / 2
     u = middle + half * nodes
@@ -128,8 +128,8 @@ def rust(tables: dict) -> str:
         values = ", ".join(group(v) for v in tables[name])
         return f"pub const {name.upper()}: [i64; {len(tables[name])}] = [{values}];\n"
 
-    return f"""//! The constants of the non-linear steps. Written by `rust/core/tables/fit.py`; the plain backend reads the same
-//! numbers from its `tables.json`, and a test holds the two files equal.
+    return f"""//! The constants of the non-linear steps. Written by `rust/core/tables/fit.py`; the plain backend reads
+//! the same numbers from its `tables.json`, and a test holds the two files equal.
 
 /// One cubic of a piecewise function; see [`super::piecewise`].
 #[derive(Clone, Copy)]

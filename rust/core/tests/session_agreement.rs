@@ -4,7 +4,7 @@ mod session_common;
 
 use cloister_core::net::{Kind, Limits, Pipe, memory};
 use cloister_core::session::hello::FIELDS;
-use cloister_core::session::{Hello, MAX_MARKS, OtKind, Session, Terms};
+use cloister_core::session::{BaseKind, Hello, MAX_MARKS, Session, Terms, TransferKind};
 use cloister_core::{Error, Result, Role};
 use session_common::*;
 use std::time::Duration;
@@ -128,7 +128,7 @@ fn every_change_of_every_field_of_either_hello_is_refused_with_the_name_of_the_f
             }
         }
     }
-    assert_eq!(cases, 120);
+    assert_eq!(cases, 128);
     println!("{cases} downgrades refused, each with its field named");
 }
 
@@ -175,16 +175,25 @@ fn parties_with_other_terms_name_the_field_at_both_ends() {
             "ring degree" => t.ring_degree = 4096,
             "primes" => t.primes.truncate(2),
             "flood bits" => t.flood_bits = 39,
-            "transfer kind" => t.ot = OtKind::Silent,
+            "base transfers" => t.base = BaseKind::MlKem768,
+            "transfer kind" => t.transfers = TransferKind::Silent,
             "fraction bits" => t.fraction_bits = 13,
             "model" => t.model = [0; 32],
             other => panic!("{other}"),
         }
         t
     };
-    for name in
-        ["parameter table", "p", "ring degree", "primes", "flood bits", "transfer kind", "fraction bits", "model"]
-    {
+    for name in [
+        "parameter table",
+        "p",
+        "ring degree",
+        "primes",
+        "flood bits",
+        "base transfers",
+        "transfer kind",
+        "fraction bits",
+        "model",
+    ] {
         let (a, b) = memory::pipes(Duration::from_secs(5));
         let (ours, theirs) = (terms(), other(name));
         let limits = Limits::default();

@@ -1,4 +1,108 @@
 //! Products of shared matrices with weights that only the server knows, and of two shared matrices.
+//!
+//! A session makes its [`Encryption`] once: the client keeps the secret key, the server gets the public key and the keys of the
+//! rotations that the plans of the session need. Every kind of product takes it.
+
+pub mod batched;
+mod kernel;
+mod kernel_transform;
+mod kernel_vector;
+pub mod layout;
+pub mod plan;
 pub mod shared;
 pub mod single;
 pub mod triples;
+pub mod weights;
+
+pub use kernel_vector::Isa;
+pub use plan::{BatchedPlan, BatchedShape, Conditions};
+pub use weights::{ExpertWeights, Numbers};
+
+use crate::error::{Error, Result};
+use crate::net::Kind;
+use crate::party::{Party, Role};
+use crate::rlwe::{Automorphism, PublicKey, RotationKeys, SecretKey};
+use rayon::ThreadPool;
+
+/// What the client keeps for a session's products.
+pub struct ClientKeys {
+    /// Decrypts; never leaves.
+    pub(crate) secret: SecretKey,
+    /// The threads that work for this party.
+    pub(crate) pool: ThreadPool,
+}
+
+/// What the server keeps for a session's products.
+pub struct ServerKeys {
+    /// Hides answers and expands requests.
+    pub(crate) public: PublicKey,
+    /// Turns ciphertexts.
+    pub(crate) rotations: RotationKeys,
+    /// The threads that work for this party.
+    pub(crate) pool: ThreadPool,
+}
+
+/// One party's keys of a session, and its threads.
+pub enum Encryption {
+    /// The client's.
+    Client(ClientKeys),
+    /// The server's.
+    Server(ServerKeys),
+}
+
+impl Encryption {
+    /// Makes and exchanges the keys of a session: one message, before the first product.
+    ///
+    /// `transcript` is the hash of the session's hello, from which the public key's random polynomial comes;
+    /// `automorphisms` are those of every plan that the session will use, in any order, the same at both parties.
+    pub fn exchange(
+        party: &mut Party,
+        transcript: &[u8; 32],
+        automorphisms: &[Automorphism],
+        threads: usize,
+    ) -> Result<Self> {
+        party.step("encryption keys", |party| Self::exchange_inside(party, transcript, automorphisms, threads))
+    }
+
+    fn exchange_inside(
+        party: &mut Party,
+        transcript: &[u8; 32],
+        automorphisms: &[Automorphism],
+        threads: usize,
+    ) -> Result<Self> {
+        let mut needed = automorphisms.to_vec();
+        needed.sort_unstable();
+        needed.dedup();
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads.max(1))
+            .build()
+            .map_err(|error| Error::Unsupported(format!("threads cannot be started: {error}")))?;
+        match party.role {
+            Role::Client => {
+                let secret = SecretKey::generate(&mut party.rng);
+                let mut bytes = secret.public_key(transcript, &mut party.rng).to_bytes();
+                bytes.extend(secret.rotation_keys(&needed, &mut party.rng).to_bytes());
+                party.channel.send(Kind::Keys, &bytes)?;
+                party.channel.flush()?;
+                Ok(Encryption::Client(ClientKeys { secret, pool }))
+            }
+            Role::Server => {
+                let length = PublicKey::WIRE_LEN + RotationKeys::wire_len(needed.len());
+                let bytes = party.channel.receive(Kind::Keys, length)?;
+                let (public, rotations) = bytes.split_at(PublicKey::WIRE_LEN);
+                let read = PublicKey::from_bytes(public, transcript)
+                    .and_then(|public| Ok((public, RotationKeys::from_bytes(rotations, &needed)?)));
+                let (public, rotations) = read.map_err(|_| party.channel.refuse("keys that are none"))?;
+                Ok(Encryption::Server(ServerKeys { public, rotations, pool }))
+            }
+        }
+    }
+
+    /// Whose keys these are.
+    pub fn role(&self) -> Role {
+        match self {
+            Encryption::Client(_) => Role::Client,
+            Encryption::Server(_) => Role::Server,
+        }
+    }
+}

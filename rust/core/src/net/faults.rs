@@ -210,6 +210,11 @@ impl Trial {
 
     /// The same for what needs only a channel. The channel is given away, so that the peer sees when a party ends.
     pub fn channel(self, protocol: impl Fn(Role, Channel) -> Result<()> + Send + Sync + 'static) -> Survival {
+        self.pipe(move |role, pipe| protocol(role, Channel::new(pipe)))
+    }
+
+    /// The same for what makes its own channel.
+    pub fn pipe(self, protocol: impl Fn(Role, Box<dyn Pipe>) -> Result<()> + Send + Sync + 'static) -> Survival {
         let protocol: Arc<Protocol> = Arc::new(protocol);
         let honest = self.run(&protocol, Role::Client, 0, Fault::None);
         for (role, outcome) in [(Role::Client, &honest.client), (Role::Server, &honest.server)] {
@@ -247,7 +252,7 @@ impl Trial {
         for (role, pipe) in [(Role::Client, client), (Role::Server, server)] {
             let (protocol, done) = (protocol.clone(), done.clone());
             std::thread::spawn(move || {
-                let body = || protocol(role, Channel::new(Box::new(pipe)));
+                let body = || protocol(role, Box::new(pipe));
                 let outcome = catch_unwind(AssertUnwindSafe(body));
                 // The trial may have given up on us; then nobody listens.
                 let _ = done.send((role, outcome));
@@ -268,7 +273,7 @@ impl Trial {
     }
 }
 
-type Protocol = dyn Fn(Role, Channel) -> Result<()> + Send + Sync;
+type Protocol = dyn Fn(Role, Box<dyn Pipe>) -> Result<()> + Send + Sync;
 
 struct Run {
     client: Result<()>,

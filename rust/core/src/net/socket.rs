@@ -13,16 +13,16 @@
 use super::{Limits, Pipe};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Bytes handed from the party to the writer, and from the reader to the party, at a time.
-const PIECE: usize = 256 << 10;
-/// A drained piece is kept for the next use, up to this many in each direction.
-const SPARES: usize = 8;
+const PIECE: usize = 128 << 10;
+/// A drained piece is kept for the next use, up to this many.
+const SPARES: usize = 4;
 /// How long a pipe that is dropped waits for its last bytes to leave.
 const LINGER: Duration = Duration::from_secs(2);
 /// How long a failed write waits for the reader to find out why: a refusal by the peer arrives as an alert.
@@ -228,7 +228,9 @@ impl Pipe for SocketPipe {
             self.refill(deadline)?;
             let n = (length - body.len()).min(self.front.len() - self.taken);
             if body.capacity() - body.len() < n {
-                body.reserve_exact(n.max(body.len()).min(length - body.len()));
+                // With what still waits in the inbox: at most twice what has arrived, whatever length was announced.
+                let waiting = self.front.len() - self.taken + self.shared.lock().unread;
+                body.reserve_exact(length.min(2 * body.len() + waiting) - body.len());
             }
             body.extend_from_slice(&self.front[self.taken..self.taken + n]);
             self.taken += n;
@@ -348,12 +350,15 @@ fn decrypt(tls: &mut rustls::Connection, mut raw: &[u8], plain: &mut Vec<u8>) ->
             Err(e) => return Err(End::Link(e.kind())),
         }
         let news = tls.process_new_packets().map_err(|e| End::Refused(super::tls::explain(&e)))?;
-        let waiting = news.plaintext_bytes_to_read();
-        if waiting > 0 {
-            let have = plain.len();
-            plain.resize(have + waiting, 0);
-            let got = tls.reader().read(&mut plain[have..]).map_err(|e| End::Link(e.kind()))?;
-            plain.truncate(have + got);
+        let mut waiting = news.plaintext_bytes_to_read();
+        while waiting > 0 {
+            let mut reader = tls.reader();
+            let some = reader.fill_buf().map_err(|e| End::Link(e.kind()))?;
+            plain.extend_from_slice(some);
+            let n = some.len();
+            reader.consume(n);
+            // Nothing where something was announced would be a fault of the library; it must not spin here.
+            waiting = if n == 0 { 0 } else { waiting.saturating_sub(n) };
         }
         if news.peer_has_closed() {
             return Ok(true);

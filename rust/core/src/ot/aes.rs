@@ -299,7 +299,7 @@ mod ni {
         // From the back, so that no parent is overwritten before it is read.
         let mut end = parents;
         while end > 0 {
-            let count = if end % HALF == 0 { HALF } else { end % HALF };
+            let count = (end - 1) % HALF + 1;
             let begin = end - count;
             let mut nodes = [0u128; HALF];
             nodes[..count].copy_from_slice(&level[begin..end]);

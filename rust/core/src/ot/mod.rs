@@ -4,8 +4,9 @@
 //! transfers with 8-bit pads. Where they come from (extended now, or read from a store made ahead) does not show.
 //!
 //! From the bottom up: `aes` (streams and the tweakable hash), `transpose`, `tree` (punctured seed trees), `base` and
-//! `base_mlkem` (the public-key transfers that everything grows from), `softspoken` and `silent` (the two extensions),
-//! [`supply`] (both directions, with a stock). Semi-honest security, 128 bits.
+//! `base_mlkem` (the public-key transfers that everything grows from), `softspoken` and `silent` with its `code` (the
+//! two extensions), [`supply`] (both directions, with a stock), [`store`] (made ahead, on disk).
+//! Semi-honest security, 128 bits.
 
 use crate::Result;
 use crate::net::Channel;
@@ -13,16 +14,23 @@ use crate::net::Channel;
 mod aes;
 mod base;
 mod base_mlkem;
+mod code;
+mod silent;
 mod softspoken;
+pub mod store;
 pub mod supply;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_hostile;
 mod transpose;
 mod tree;
 
 pub use base::BaseKind;
+pub use silent::{NOISE_TABLE, NoiseLine, distance_needed};
 pub use softspoken::GroupBits;
-pub use supply::{ExtendedOt, OtConfig, OtCounts, OtKind};
+pub use supply::{ExtendedOt, OtConfig, OtCounts, OtKind, STOCK_LIMIT};
+
 /// A 128-bit pad.
 pub type Block = u128;
 

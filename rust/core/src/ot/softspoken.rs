@@ -161,11 +161,6 @@ impl Holder {
         }
         Ok(())
     }
-
-    #[cfg(test)]
-    pub(super) fn insecure_offset(&self) -> u128 {
-        *self.offset
-    }
 }
 
 impl Chooser {

@@ -1,6 +1,7 @@
 //! The supply of transfers for a session: both directions, extended in bulk, kept in a bounded stock, given out once.
 
 use super::base::BaseKind;
+use super::silent::{NOISE_TABLE, NoiseLine, SilentChooser, SilentHolder};
 use super::softspoken::{self, Chooser, GroupBits, Holder};
 use super::{Block, OtSupply, ReceivedPads, ReceivedPads16, SentPads};
 use crate::error::{Error, Result};
@@ -13,15 +14,50 @@ use zeroize::{Zeroize, Zeroizing};
 /// Most bytes that a stock made ahead may take, counted at the dearer party for all kinds together.
 pub const STOCK_LIMIT: usize = 256 << 20;
 /// Fewest transfers that an extension on demand makes, so that small requests share a message.
-const REFILL_LEAST: usize = 1 << 14;
+pub(super) const REFILL_LEAST: usize = 1 << 14;
+/// The same for silent batches.
+const REFILL_LEAST_SILENT: usize = 1 << 16;
 /// Most transfers that one extension makes; larger requests are served in pieces. Bounds the working memory.
-const REFILL_MOST: usize = 1 << 20;
+pub(super) const REFILL_MOST: usize = 1 << 20;
+
+/// Bits of a group, nanoseconds and bytes a 1-of-2 transfer, at the slower party.
+const SOFTSPOKEN_COSTS: [(usize, f64, f64); 4] =
+    [(1, 40.0, 15.875), (2, 40.0, 7.875), (4, 50.0, 3.875), (8, 150.0, 1.875)];
+/// The same for silent transfers.
+const SILENT_COST: (f64, f64) = (150.0, 0.27);
 
 /// How transfers are extended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OtKind {
     /// SoftSpoken with this many bits per group: 16/k bytes and 2^k/k AES calls a transfer.
     SoftSpoken(GroupBits),
+    /// Silent: about a third of a byte a transfer in large batches, more arithmetic. Small requests still make a
+    /// batch of 2^16.
+    Silent,
+}
+
+impl OtKind {
+    /// The fastest kind for a link of this many megabits per second, by what an extension costs on one core a party
+    /// (nanoseconds and bytes a transfer, measured by the example `ot_timing`; both are needed one after the other).
+    pub fn for_link(megabits_per_second: f64) -> Self {
+        let cost = |nanoseconds: f64, bytes: f64| nanoseconds + bytes * 8000.0 / megabits_per_second.max(0.001);
+        let (mut best, mut least) = (OtKind::Silent, cost(SILENT_COST.0, SILENT_COST.1));
+        for (bits, nanoseconds, bytes) in SOFTSPOKEN_COSTS {
+            let own = cost(nanoseconds, bytes);
+            if own < least {
+                (best, least) = (OtKind::SoftSpoken(GroupBits::new(bits).expect("a size of the table")), own);
+            }
+        }
+        best
+    }
+
+    /// The extension under it: the transfers that silent batches start from come from SoftSpoken with k = 4.
+    fn bits(self) -> GroupBits {
+        match self {
+            OtKind::SoftSpoken(bits) => bits,
+            OtKind::Silent => GroupBits::new(4).expect("4 is a size of groups"),
+        }
+    }
 }
 
 /// What both parties agree on before the first transfer.
@@ -102,6 +138,9 @@ impl<T: Zeroize + Copy> Drop for Stock<T> {
 /// The direction in which this party sends.
 struct Sending {
     holder: Holder,
+    /// 1-of-2 and 1-of-16 batches, if transfers are silent.
+    silent: Option<[SilentHolder; 2]>,
+    rng: SecretRng,
     pairs: Stock<[Block; 2]>,
     sixteens: Stock<[u8; 16]>,
 }
@@ -109,6 +148,9 @@ struct Sending {
 /// The direction in which this party receives.
 struct Receiving {
     chooser: Chooser,
+    /// 1-of-2 and 1-of-16 batches, if transfers are silent.
+    silent: Option<[SilentChooser; 2]>,
+    rng: SecretRng,
     choices: Stock<u8>,
     pads: Stock<Block>,
     choices16: Stock<u8>,
@@ -126,14 +168,6 @@ fn name(role: Role) -> &'static str {
     if role.is_client() { "client" } else { "server" }
 }
 
-/// Runs `body` with its costs under `step`.
-fn within<T>(channel: &mut Channel, step: &str, body: impl FnOnce(&mut Channel) -> Result<T>) -> Result<T> {
-    channel.enter(step);
-    let outcome = body(channel);
-    channel.leave();
-    outcome
-}
-
 impl ExtendedOt {
     /// Makes the base transfers in both directions. `session` is a hash of the transcript so far, the same for both
     /// parties and never the same for two sessions: every tweak and every public key of the session hangs on it.
@@ -144,7 +178,7 @@ impl ExtendedOt {
         config: OtConfig,
         rng: &mut SecretRng,
     ) -> Result<Self> {
-        within(channel, "ot setup", |channel| {
+        channel.step("ot setup", |channel| {
             let mark: [u8; 32] =
                 Sha256::new().chain_update(session).chain_update(format!("{config:?}")).finalize().into();
             if channel.exchange(Kind::BaseOt, &mark, mark.len())? != mark {
@@ -153,7 +187,7 @@ impl ExtendedOt {
                     reason: "the parties chose different kinds of transfers or hold different transcripts".into(),
                 });
             }
-            let OtKind::SoftSpoken(bits) = config.kind;
+            let bits = config.kind.bits();
             let hold = |channel: &mut Channel, rng: &mut SecretRng| {
                 Holder::set_up(channel, config.base, bits, session, name(role), rng)
             };
@@ -167,11 +201,21 @@ impl ExtendedOt {
                 let chooser = choose(channel, rng)?;
                 (hold(channel, rng)?, chooser)
             };
+            let silent = config.kind == OtKind::Silent;
+            let (mine, theirs) = (name(role), name(role.other()));
             Ok(Self {
                 role,
-                sending: Sending { holder, pairs: Stock::new(), sixteens: Stock::new() },
+                sending: Sending {
+                    holder,
+                    silent: silent.then(|| [false, true].map(|sixteen| SilentHolder::new(session, mine, sixteen))),
+                    rng: rng.fork(),
+                    pairs: Stock::new(),
+                    sixteens: Stock::new(),
+                },
                 receiving: Receiving {
                     chooser,
+                    silent: silent.then(|| [false, true].map(|sixteen| SilentChooser::new(session, theirs, sixteen))),
+                    rng: rng.fork(),
                     choices: Stock::new(),
                     pads: Stock::new(),
                     choices16: Stock::new(),
@@ -179,6 +223,15 @@ impl ExtendedOt {
                 },
             })
         })
+    }
+
+    /// Leaves every hash out, to show what it is for.
+    #[cfg(test)]
+    pub(super) fn insecure_hash_off(&mut self) {
+        self.sending.holder.hash.insecure_identity = true;
+        self.receiving.chooser.hash.insecure_identity = true;
+        self.sending.silent.iter_mut().flatten().for_each(|side| side.hash.insecure_identity = true);
+        self.receiving.silent.iter_mut().flatten().for_each(|side| side.hash.insecure_identity = true);
     }
 
     /// What can be given out without talking to the peer.
@@ -221,50 +274,94 @@ impl ExtendedOt {
     }
 }
 
-/// How many transfers an extension makes when `wanted` are missing. Depends on public counts alone, so both parties
-/// come to the same number.
-fn refill_size(wanted: usize, per_step: usize) -> usize {
-    softspoken::rounded(wanted.clamp(REFILL_LEAST, REFILL_MOST) * per_step) / per_step
+/// How many transfers a SoftSpoken extension makes when `wanted` are missing. Depends on public counts alone, so both
+/// parties come to the same number.
+fn refill_size(wanted: usize) -> usize {
+    softspoken::rounded(wanted.clamp(REFILL_LEAST, REFILL_MOST))
+}
+
+/// The smallest silent batch of at least 2^16 that holds `wanted` transfers, or the largest below the limit.
+fn batch_line(wanted: usize) -> NoiseLine {
+    let fits = |line: &&NoiseLine| (REFILL_LEAST_SILENT..=REFILL_MOST).contains(&(1 << line.log_outputs));
+    let mut lines = NOISE_TABLE.iter().filter(fits);
+    let first = lines.next().expect("the table has a line in the allowed range");
+    *lines.fold(first, |line, next| if 1 << line.log_outputs < wanted { next } else { line })
 }
 
 impl Sending {
     fn refill(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
-        let n = refill_size(wanted, 1);
-        within(channel, "ot extension", |channel| self.holder.extend(channel, n, self.pairs.room(n)))
+        channel.step("ot extension", |channel| match &mut self.silent {
+            None => {
+                let n = refill_size(wanted);
+                self.holder.extend(channel, n, self.pairs.room(n))
+            }
+            Some([pairs, _]) => {
+                let line = batch_line(wanted);
+                let out = self.pairs.room(1 << line.log_outputs);
+                pairs.extend(channel, &mut self.holder, line, &mut self.rng, out)
+            }
+        })
     }
 
     fn refill16(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
-        let n = refill_size(wanted, 4).min(REFILL_MOST / 4);
-        let mut pairs = Zeroizing::new(Vec::with_capacity(4 * n));
-        within(channel, "ot extension", |channel| self.holder.extend(channel, 4 * n, &mut pairs))?;
-        let out = self.sixteens.room(n);
-        out.extend(pairs.chunks_exact(4).map(|four| sixteen_pads([four[0], four[1], four[2], four[3]])));
-        Ok(())
+        channel.step("ot extension", |channel| match &mut self.silent {
+            None => {
+                let n = refill_size(wanted.saturating_mul(4));
+                let mut pairs = Zeroizing::new(Vec::with_capacity(n));
+                self.holder.extend(channel, n, &mut pairs)?;
+                let four = pairs.chunks_exact(4).map(|four| sixteen_pads([four[0], four[1], four[2], four[3]]));
+                self.sixteens.room(n / 4).extend(four);
+                Ok(())
+            }
+            Some([_, sixteens]) => {
+                let line = batch_line(wanted);
+                let out = self.sixteens.room(1 << line.log_outputs);
+                sixteens.extend16(channel, &mut self.holder, line, &mut self.rng, out)
+            }
+        })
     }
 }
 
 impl Receiving {
     fn refill(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
-        let n = refill_size(wanted, 1);
-        within(channel, "ot extension", |channel| {
-            self.chooser.extend(channel, n, self.choices.room(n), self.pads.room(n))
+        channel.step("ot extension", |channel| match &mut self.silent {
+            None => {
+                let n = refill_size(wanted);
+                self.chooser.extend(channel, n, self.choices.room(n), self.pads.room(n))
+            }
+            Some([pairs, _]) => {
+                let line = batch_line(wanted);
+                let n = 1 << line.log_outputs;
+                let (choices, pads) = (self.choices.room(n), self.pads.room(n));
+                pairs.extend(channel, &mut self.chooser, line, &mut self.rng, choices, pads)
+            }
         })
     }
 
     fn refill16(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
-        let n = refill_size(wanted, 4).min(REFILL_MOST / 4);
-        let mut bits = Zeroizing::new(Vec::with_capacity(4 * n));
-        let mut pads = Zeroizing::new(Vec::with_capacity(4 * n));
-        within(channel, "ot extension", |channel| self.chooser.extend(channel, 4 * n, &mut bits, &mut pads))?;
-        let (choices, out) = (self.choices16.room(n), self.pads16.room(n));
-        for (bits, pads) in bits.chunks_exact(4).zip(pads.chunks_exact(4)) {
-            let choice = bits[0] | bits[1] << 1 | bits[2] << 2 | bits[3] << 3;
-            let sum = pads.iter().fold(0, |sum, pad| sum ^ pad);
-            choices.push(choice);
-            // A shift by a secret number of bits: a fixed-time instruction, unlike an index.
-            out.push((sum >> (8 * u32::from(choice))) as u8);
-        }
-        Ok(())
+        channel.step("ot extension", |channel| match &mut self.silent {
+            None => {
+                let n = refill_size(wanted.saturating_mul(4));
+                let mut bits = Zeroizing::new(Vec::with_capacity(n));
+                let mut pads = Zeroizing::new(Vec::with_capacity(n));
+                self.chooser.extend(channel, n, &mut bits, &mut pads)?;
+                let (choices, out) = (self.choices16.room(n / 4), self.pads16.room(n / 4));
+                for (bits, pads) in bits.chunks_exact(4).zip(pads.chunks_exact(4)) {
+                    let choice = bits[0] | bits[1] << 1 | bits[2] << 2 | bits[3] << 3;
+                    let sum = pads.iter().fold(0, |sum, pad| sum ^ pad);
+                    choices.push(choice);
+                    // A shift by a secret number of bits: fixed time on the processors we know, unlike an index.
+                    out.push((sum >> (8 * u32::from(choice))) as u8);
+                }
+                Ok(())
+            }
+            Some([_, sixteens]) => {
+                let line = batch_line(wanted);
+                let n = 1 << line.log_outputs;
+                let (choices, pads) = (self.choices16.room(n), self.pads16.room(n));
+                sixteens.extend16(channel, &mut self.chooser, line, &mut self.rng, choices, pads)
+            }
+        })
     }
 }
 

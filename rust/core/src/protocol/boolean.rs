@@ -1,6 +1,6 @@
 //! Logic on XOR-shared bits. Exclusive or and negation are free; a conjunction takes two random transfers.
 
-use super::correlate::{draw_received, draw_sent};
+use super::correlate::{Wiped, draw_received, draw_sent};
 use super::wire::{Reader, Writer};
 use super::{Bits, same_length, step_on};
 use crate::error::Result;
@@ -42,7 +42,7 @@ pub(super) fn bit_times_pair(party: &mut Party, a: &[u8], first: &[u8], second: 
     let (n, pairs) = (a.len(), second.len());
     debug_assert!(first.len() == n && pairs <= n);
     // Of each transfer: pad 0 and the difference of the pads, two bits each; choice and pad.
-    let (mut sent, mut received) = (Vec::with_capacity(n), Vec::with_capacity(n));
+    let (mut sent, mut received) = (Wiped::with_capacity(n), Wiped::with_capacity(n));
     for client_sends in [true, false] {
         if party.role.is_client() == client_sends {
             draw_sent(party, n, |[m0, m1]| sent.push((m0 as u8 & 3) | ((m0 ^ m1) as u8 & 3) << 2))?;
@@ -52,10 +52,10 @@ pub(super) fn bit_times_pair(party: &mut Party, a: &[u8], first: &[u8], second: 
     }
 
     let mut body = Writer::with_capacity(2 * n + pairs + 24);
-    let flips: Vec<u8> = a.iter().zip(&received).map(|(&a, &r)| (a ^ r) & 1).collect();
+    let flips: Vec<u8> = a.iter().zip(received.iter()).map(|(&a, &r)| (a ^ r) & 1).collect();
     body.flags(&flips);
-    body.flags(&first.iter().zip(&sent).map(|(&y, &s)| (y ^ s >> 2) & 1).collect::<Vec<_>>());
-    body.flags(&second.iter().zip(&sent).map(|(&y, &s)| (y ^ s >> 3) & 1).collect::<Vec<_>>());
+    body.flags(&first.iter().zip(sent.iter()).map(|(&y, &s)| (y ^ s >> 2) & 1).collect::<Vec<_>>());
+    body.flags(&second.iter().zip(sent.iter()).map(|(&y, &s)| (y ^ s >> 3) & 1).collect::<Vec<_>>());
     party.channel.send(Kind::BitOpening, &body.finish())?;
 
     let due = 2 * n.div_ceil(8) + pairs.div_ceil(8);

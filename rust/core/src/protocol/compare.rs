@@ -6,6 +6,7 @@
 //! of two bits; the lowest node of a level carries no eq.
 
 use super::boolean::bit_times_pair;
+use super::correlate::Wiped;
 use super::wire::{Reader, Writer, gather};
 use super::wrap::{MAX_KAPPA, to_ring};
 use super::{Bits, same_length, step_on};
@@ -35,7 +36,7 @@ pub fn less_than(party: &mut Party, x: &[u64], y: &[u64], kappa: u32, drop_bits:
 ///
 /// Cost of comparing b bits, q = ceil(b / 4) leaves: one round there and back for the leaves, ceil(log2 q) for the tree;
 /// 19 + 34 (q - 1) + 6 (q - 1) - 2 ceil(log2 q) bits for b a multiple of 4; q transfers 1-of-16 and 2 (q - 1) transfers.
-/// All 41 bits: 5 rounds, 371 bits, 10 + 18 transfers.
+/// All 41 bits: 5 rounds, 371 bits, 10 + 18 transfers. Memory while it runs: about 12 bytes a leaf.
 pub fn is_negative(party: &mut Party, x: &[u64], kappa: u32, drop_bits: u32) -> Result<Bits> {
     if !(2..=41).contains(&kappa) || drop_bits > 32 || kappa + drop_bits > 41 {
         return Err(Error::BadArgument(format!("a comparison of {kappa} bits above {drop_bits} dropped ones")));
@@ -184,9 +185,11 @@ fn run_leaves(party: &mut Party, mine: &[u64], leaves: &[Leaf]) -> Result<Vec<(B
 fn send_leaves(party: &mut Party, mine: &[u64], leaves: &[Leaf], choice_bytes: usize) -> Result<Vec<(Bits, Bits)>> {
     let (n, total) = (mine.len(), mine.len() * leaves.len());
     // Of the sixteen pads of a transfer, two bits each: bits 0 in the low half of a word, bits 1 in the high half.
-    let mut pads: Vec<u32> = Vec::with_capacity(total);
+    let mut pads: Wiped<u32> = Wiped::with_capacity(total);
     for start in (0..total).step_by(BATCH) {
-        let batch = party.ot.send16(&mut party.channel, BATCH.min(total - start))?;
+        let wanted = BATCH.min(total - start);
+        let batch = Wiped::from(party.ot.send16(&mut party.channel, wanted)?);
+        same_length("a supply of transfers", wanted, batch.len())?;
         pads.extend(batch.iter().map(pad_planes));
     }
     let mut body = Reader::receive(&mut party.channel, Kind::Choices, choice_bytes)?;
@@ -231,10 +234,13 @@ fn send_leaves(party: &mut Party, mine: &[u64], leaves: &[Leaf], choice_bytes: u
 fn receive_leaves(party: &mut Party, mine: &[u64], leaves: &[Leaf], answer_bytes: usize) -> Result<Vec<(Bits, Bits)>> {
     let (n, total) = (mine.len(), mine.len() * leaves.len());
     // The random choice in the low four bits, two bits of the pad above.
-    let mut random: Vec<u8> = Vec::with_capacity(total);
+    let mut random: Wiped<u8> = Wiped::with_capacity(total);
     for start in (0..total).step_by(BATCH) {
-        let batch = party.ot.receive16(&mut party.channel, BATCH.min(total - start))?;
-        random.extend(batch.choices.iter().zip(&batch.pads).map(|(&c, &p)| (c & 15) | (p & 3) << 4));
+        let wanted = BATCH.min(total - start);
+        let batch = party.ot.receive16(&mut party.channel, wanted)?;
+        let (choices, pads) = (Wiped::from(batch.choices), Wiped::from(batch.pads));
+        same_length("a supply of transfers", wanted, choices.len().min(pads.len()))?;
+        random.extend(choices.iter().zip(pads.iter()).map(|(&c, &p)| (c & 15) | (p & 3) << 4));
     }
     let mut out = Writer::with_capacity(4 * total);
     for (leaf, random) in leaves.iter().zip(random.chunks(n)) {

@@ -7,15 +7,55 @@
 //!
 //! is linear in what each of them holds. d is masked by c, u by the pad that the receiver does not have.
 
+use super::same_length;
 use super::wire::{Reader, Writer, below_p};
 use crate::error::Result;
 use crate::field;
 use crate::net::Kind;
 use crate::party::Party;
+use std::ops::{Deref, DerefMut};
 
 /// Random transfers fetched at once; each batch is reduced to what a step needs of it before the next is fetched, so
 /// memory stays bounded while no round is added.
 const BATCH: usize = 1 << 18;
+
+/// A vector of pads or choices, overwritten when it is dropped.
+pub(super) struct Wiped<T: Copy + Default>(Vec<T>);
+
+impl<T: Copy + Default> Wiped<T> {
+    /// An empty vector that does not move while it grows to `n`.
+    pub fn with_capacity(n: usize) -> Self {
+        Self(Vec::with_capacity(n))
+    }
+}
+
+impl<T: Copy + Default> From<Vec<T>> for Wiped<T> {
+    fn from(values: Vec<T>) -> Self {
+        Self(values)
+    }
+}
+
+impl<T: Copy + Default> Deref for Wiped<T> {
+    type Target = Vec<T>;
+
+    fn deref(&self) -> &Vec<T> {
+        &self.0
+    }
+}
+
+impl<T: Copy + Default> DerefMut for Wiped<T> {
+    fn deref_mut(&mut self) -> &mut Vec<T> {
+        &mut self.0
+    }
+}
+
+impl<T: Copy + Default> Drop for Wiped<T> {
+    fn drop(&mut self) {
+        // Whole vectors at memory speed; the barrier keeps the compiler from seeing that nobody reads them again.
+        self.0.fill(T::default());
+        std::hint::black_box(&self.0);
+    }
+}
 
 /// A group in which a payload lives.
 pub(super) trait Group: Copy {
@@ -117,7 +157,10 @@ impl Group for Ring {
 /// Fetches `n` random transfers of which this party is the sender; `keep` sees both pads of each.
 pub(super) fn draw_sent(party: &mut Party, n: usize, mut keep: impl FnMut([u128; 2])) -> Result<()> {
     for start in (0..n).step_by(BATCH) {
-        party.ot.send(&mut party.channel, BATCH.min(n - start))?.into_iter().for_each(&mut keep);
+        let wanted = BATCH.min(n - start);
+        let batch = Wiped::from(party.ot.send(&mut party.channel, wanted)?);
+        same_length("a supply of transfers", wanted, batch.len())?;
+        batch.iter().for_each(|&pair| keep(pair));
     }
     Ok(())
 }
@@ -125,8 +168,11 @@ pub(super) fn draw_sent(party: &mut Party, n: usize, mut keep: impl FnMut([u128;
 /// Fetches `n` random transfers of which this party is the receiver; `keep` sees choice and pad of each.
 pub(super) fn draw_received(party: &mut Party, n: usize, mut keep: impl FnMut(u8, u128)) -> Result<()> {
     for start in (0..n).step_by(BATCH) {
-        let batch = party.ot.receive(&mut party.channel, BATCH.min(n - start))?;
-        batch.choices.iter().zip(&batch.pads).for_each(|(&choice, &pad)| keep(choice & 1, pad));
+        let wanted = BATCH.min(n - start);
+        let batch = party.ot.receive(&mut party.channel, wanted)?;
+        let (choices, pads) = (Wiped::from(batch.choices), Wiped::from(batch.pads));
+        same_length("a supply of transfers", wanted, choices.len().min(pads.len()))?;
+        choices.iter().zip(pads.iter()).for_each(|(&choice, &pad)| keep(choice & 1, pad));
     }
     Ok(())
 }
@@ -153,22 +199,19 @@ pub(super) fn both_choose<G: Group>(party: &mut Party, group: G, payload: &[u64]
 
 fn run<G: Group>(party: &mut Party, group: G, payload: Option<&[u64]>, choices: Option<&[u8]>) -> Result<Vec<u64>> {
     let n = payload.map_or_else(|| choices.map_or(0, <[u8]>::len), <[u64]>::len);
-    let (mut first, mut delta) = (Vec::new(), Vec::new());
-    let (mut random, mut got) = (Vec::new(), Vec::new());
+    let (sends, receives) = (payload.map_or(0, <[u64]>::len), choices.map_or(0, <[u8]>::len));
+    let (mut first, mut delta) = (Wiped::with_capacity(sends), Wiped::with_capacity(sends));
+    let (mut random, mut got) = (Wiped::with_capacity(receives), Wiped::with_capacity(receives));
     // Both parties fetch in the same order: first the transfers in which the client sends.
     for client_sends in [true, false] {
         let sending = party.role.is_client() == client_sends;
         if sending && payload.is_some() {
-            first.reserve(n);
-            delta.reserve(n);
             draw_sent(party, n, |[m0, m1]| {
                 let m0 = group.reduce_pad(m0);
                 first.push(m0);
                 delta.push(group.sub(group.reduce_pad(m1), m0));
             })?;
         } else if !sending && choices.is_some() {
-            random.reserve(n);
-            got.reserve(n);
             draw_received(party, n, |choice, pad| {
                 random.push(choice);
                 got.push(group.reduce_pad(pad));
@@ -180,11 +223,11 @@ fn run<G: Group>(party: &mut Party, group: G, payload: Option<&[u64]>, choices: 
     let mut body = Writer::with_capacity(n * (bits + 1));
     let mut flips = Vec::new();
     if let Some(choices) = choices {
-        flips = choices.iter().zip(&random).map(|(&a, &b)| a ^ b).collect();
+        flips = choices.iter().zip(random.iter()).map(|(&a, &b)| a ^ b).collect();
         body.flags(&flips);
     }
     if let Some(payload) = payload {
-        for (&y, &d) in payload.iter().zip(&delta) {
+        for (&y, &d) in payload.iter().zip(delta.iter()) {
             body.put(group.sub(y, d), group.bits());
         }
     }
@@ -195,7 +238,7 @@ fn run<G: Group>(party: &mut Party, group: G, payload: Option<&[u64]>, choices: 
     let mut share = vec![0; n];
     if let Some(payload) = payload {
         let peer_flips = body.flags(n);
-        for (((s, &y), &m0), &d) in share.iter_mut().zip(payload).zip(&first).zip(&peer_flips) {
+        for (((s, &y), &m0), &d) in share.iter_mut().zip(payload).zip(first.iter()).zip(&peer_flips) {
             *s = group.sub(y & u64::from(d).wrapping_neg(), group.negate_if(d, m0));
         }
     }
@@ -204,7 +247,7 @@ fn run<G: Group>(party: &mut Party, group: G, payload: Option<&[u64]>, choices: 
         if G::IS_FIELD {
             below_p(&mut party.channel, &opened)?;
         }
-        for ((((s, &m), &c), &u), &d) in share.iter_mut().zip(&got).zip(&random).zip(&opened).zip(&flips) {
+        for ((((s, &m), &c), &u), &d) in share.iter_mut().zip(got.iter()).zip(random.iter()).zip(&opened).zip(&flips) {
             let product = group.add(m, u & u64::from(c).wrapping_neg());
             *s = group.add(*s, group.negate_if(d, product));
         }

@@ -5,7 +5,7 @@
 //! expands to at place j. The receiver lacks at least one term of every pad but its own. Long: the client's own one-hot
 //! vector is rotated by the server's share, one bit of it at a time, each a correlated transfer of a whole vector.
 
-use super::correlate::{draw_received, draw_sent};
+use super::correlate::{Wiped, draw_received, draw_sent};
 use super::wire::{Reader, Writer};
 use super::{Bits, step_on};
 use crate::error::{Error, Result};
@@ -133,13 +133,13 @@ fn row_bits(row: &[u8], width: usize, out: &mut Bits) {
 
 fn send_entries(party: &mut Party, index: &[u64], table: &BitTable) -> Result<Bits> {
     let (n, b, bytes) = (index.len(), table.index_bits as usize, table.row_bytes());
-    let mut pads = Vec::with_capacity(n * b);
+    let mut pads = Wiped::with_capacity(n * b);
     draw_sent(party, n * b, |pair| pads.push(pair))?;
     let mut choices = Reader::receive(&mut party.channel, Kind::Choices, (n * b).div_ceil(8))?;
     let mut body = Writer::with_capacity(n * ((1 << b) - 1) * table.width);
     let mut out = Bits::with_capacity(n * table.width);
     let (mut entries, mut spare) = (Vec::new(), Vec::new());
-    let (mut covers, mut stream) = (vec![0; table.rows.len()], vec![0; table.rows.len() / 2]);
+    let (mut covers, mut stream) = (Wiped::from(vec![0; table.rows.len()]), Wiped::from(vec![0; table.rows.len() / 2]));
     let mut share = vec![0; bytes];
     for (&at, pads) in index.iter().zip(pads.chunks_exact(b)) {
         let correction = choices.take(b as u32) as usize;
@@ -165,7 +165,7 @@ fn send_entries(party: &mut Party, index: &[u64], table: &BitTable) -> Result<Bi
 
 fn receive_entries(party: &mut Party, index: &[u64], table: &BitTable) -> Result<Bits> {
     let (n, b, bytes) = (index.len(), table.index_bits as usize, table.row_bytes());
-    let (mut random, mut pads) = (Vec::with_capacity(n * b), Vec::with_capacity(n * b));
+    let (mut random, mut pads) = (Wiped::with_capacity(n * b), Wiped::with_capacity(n * b));
     draw_received(party, n * b, |choice, pad| {
         random.push(choice);
         pads.push(pad);
@@ -178,7 +178,7 @@ fn receive_entries(party: &mut Party, index: &[u64], table: &BitTable) -> Result
 
     // While the answers travel: the one pad of each element, picked out of the streams without an index.
     let mut rows = vec![0; n * bytes];
-    let mut stream = vec![0; table.rows.len() / 2];
+    let mut stream = Wiped::from(vec![0; table.rows.len() / 2]);
     for ((row, random), pads) in rows.chunks_exact_mut(bytes).zip(random.chunks_exact(b)).zip(pads.chunks_exact(b)) {
         let choice = number(random);
         for (i, &pad) in pads.iter().enumerate() {
@@ -234,12 +234,12 @@ fn rotate(party: &mut Party, index: &[u64], b: u32, width: usize) -> Result<Bits
         // What a rotation by 2^i would change, of my share.
         let change: Vec<u8> = share.chunks_exact(bytes).flat_map(|row| difference(row, 1 << i)).collect();
         if client {
-            let mut keep = Vec::with_capacity(n);
+            let mut keep = Wiped::with_capacity(n);
             draw_sent(party, n, |pair| keep.push(pair))?;
             let mut body = change;
-            let (mut first, mut second) = (vec![0; bytes], vec![0; bytes]);
-            let mut covers = Vec::with_capacity(2 * n * bytes);
-            for ([m0, m1], part) in keep.into_iter().zip(body.chunks_exact_mut(bytes)) {
+            let (mut first, mut second) = (Wiped::from(vec![0; bytes]), Wiped::from(vec![0; bytes]));
+            let mut covers = Wiped::with_capacity(2 * n * bytes);
+            for (&[m0, m1], part) in keep.iter().zip(body.chunks_exact_mut(bytes)) {
                 expand(m0, &mut first);
                 expand(m1, &mut second);
                 covers.extend_from_slice(&first);
@@ -258,7 +258,7 @@ fn rotate(party: &mut Party, index: &[u64], b: u32, width: usize) -> Result<Bits
                 row.iter_mut().zip(y).for_each(|(r, y)| *r ^= y & d.wrapping_neg());
             }
         } else {
-            let (mut random, mut pads) = (Vec::with_capacity(n), Vec::with_capacity(n));
+            let (mut random, mut pads) = (Wiped::with_capacity(n), Wiped::with_capacity(n));
             draw_received(party, n, |choice, pad| {
                 random.push(choice);
                 pads.push(pad);
@@ -268,7 +268,7 @@ fn rotate(party: &mut Party, index: &[u64], b: u32, width: usize) -> Result<Bits
             body.flags(&super::xor(&bits, &random));
             party.channel.send(Kind::Choices, &body.finish())?;
             let opened = party.channel.receive(Kind::Transfers, n * bytes)?;
-            let mut stream = vec![0; bytes];
+            let mut stream = Wiped::from(vec![0; bytes]);
             for (k, row) in share.chunks_exact_mut(bytes).enumerate() {
                 let part = k * bytes..(k + 1) * bytes;
                 expand(pads[k], &mut stream);

@@ -33,8 +33,9 @@ pub enum Plan {
     Network,
 }
 
-/// Seconds of work for one comparison of 16 bits at one party, transfers included (measured, one core).
-const COMPARISON_SECONDS: f64 = 1e-6;
+/// Seconds of work for one comparison of 16 bits at one party, its transfers (SoftSpoken, groups of 4) included: measured
+/// with the example `protocol_timing` on a Skylake server core.
+const COMPARISON_SECONDS: f64 = 1.8e-6;
 
 /// The cheaper way on this link, by public shapes only. Up to 128 values always all pairs, so that a gate and a usual
 /// dispatch take few rounds on any link.

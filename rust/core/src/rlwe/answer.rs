@@ -1,14 +1,15 @@
-//! From a product to the bytes that travel back: the encryption of zero, the flood or the mask, the switch to a small modulus,
-//! and the client's side of it.
+//! From a product to the bytes that travel back: the encryption of zero, the flood or the mask, the switch to a small
+//! modulus, and the client's side of it.
 //!
-//! An answer is the pair (round(2^k0 c0 / q), round(2^k1 c1 / q)): the widths come from the plan, whose inequality says that the client's
-//! rounding still finds the right residue. Rounding comes after everything that hides, so it reveals nothing more.
+//! An answer is the pair (round(2^k0 c0 / q), round(2^k1 c1 / q)): the widths come from the plan, whose inequality says
+//! that the client's rounding still finds the right residue. Rounding comes after everything that hides, so it reveals
+//! nothing more.
 
-use super::arithmetic::{self, add_rows};
+use super::arithmetic::{self, Encoder};
 use super::cipher::{Ciphertext, inverse_rows};
 use super::keys::{EncryptionOfZero, SecretKey};
 use super::params::{AnswerPlan, N, PRIMES};
-use super::{ntt, sample};
+use super::{ntt, sample, vector};
 use crate::error::{Error, Result};
 use crate::field::{self, P};
 use crate::random::SecretRng;
@@ -23,8 +24,9 @@ pub struct Answer {
     pub(super) c1: Vec<u64>,
 }
 
-/// The server's end of a product in slots: returns the answer and the server's share, a uniform polynomial modulo p (coefficients; its
-/// [`super::slots::decode`] is the share of every slot). The two shares add up to the product exactly.
+/// The server's end of a product in slots: returns the answer and the server's share, a uniform polynomial modulo p
+/// (coefficients; its [`super::slots::decode`] is the share of every slot). The two shares add up to the product
+/// exactly.
 pub fn finish_slots(
     mut product: Ciphertext,
     zero: EncryptionOfZero,
@@ -40,9 +42,12 @@ pub fn finish_slots(
     flood(&mut c0, flood_log2, rng);
     let share = field::random_vector(rng, N);
     let negative: Zeroizing<Vec<u64>> = Zeroizing::new(share.iter().map(|&x| field::neg(x)).collect());
-    let mut mask = Zeroizing::new(vec![0; plan.level * N]);
-    arithmetic::encode(plan.level, &negative, &mut mask);
-    add_rows(&mut c0, &mask);
+    let encoder = Encoder::new(plan.level, &negative);
+    let mut mask = Zeroizing::new(vec![0u32; N]);
+    for (prime, row) in c0.chunks_exact_mut(N).enumerate() {
+        encoder.row(prime, &mut mask);
+        vector::add(row, &mask, PRIMES[prime]);
+    }
     let answer = Answer {
         c0: arithmetic::round_to_bits(plan.level, &c0, plan.c0_bits),
         c1: arithmetic::round_to_bits(plan.level, &c1, plan.c1_bits),
@@ -50,8 +55,8 @@ pub fn finish_slots(
     Ok((answer, share))
 }
 
-/// The server's end of a product in coefficients: only those in `wanted` (indices below N) travel. Returns the answer and the
-/// server's share of each wanted coefficient. The two shares add up to the product or that plus or minus one.
+/// The server's end of a product in coefficients: only those in `wanted` (indices below N) travel. Returns the answer
+/// and the server's share of each wanted coefficient. The two shares add up to the product or that plus or minus one.
 pub fn finish_coefficients(
     mut product: Ciphertext,
     zero: EncryptionOfZero,
@@ -71,14 +76,14 @@ pub fn finish_coefficients(
     inverse_rows(&mut c0);
     inverse_rows(&mut c1);
     let mask = sample::secret_uniform(rng, plan.level);
-    for ((c, m), &q) in c0.chunks_exact_mut(N).zip(mask.chunks_exact(N)).zip(&PRIMES) {
-        c.iter_mut().zip(m).for_each(|(x, &m)| *x = arithmetic::sub(*x, m, q));
-    }
+    let mut difference = mask.clone();
+    arithmetic::subtract_from_rows(&mut difference, &c0);
+    drop(c0);
     let pick = |rows: &[u32]| -> Zeroizing<Vec<u32>> {
         Zeroizing::new(rows.chunks_exact(N).flat_map(|row| wanted.iter().map(|&k| row[k as usize])).collect())
     };
     let answer = Answer {
-        c0: arithmetic::round_to_bits(plan.level, &pick(&c0), plan.c0_bits),
+        c0: arithmetic::round_to_bits(plan.level, &pick(&difference), plan.c0_bits),
         c1: arithmetic::round_to_bits(plan.level, &c1, plan.c1_bits),
     };
     Ok((answer, arithmetic::round_to_p(plan.level, &pick(&mask))))
@@ -92,29 +97,27 @@ fn check_plan(product: &Ciphertext, plan: &AnswerPlan) -> Result<()> {
     }
 }
 
-/// Adds to each coefficient the sum of four uniform numbers below 2^width, minus 2^(width + 1).
-fn flood(c0: &mut [u32], width: u32, rng: &mut SecretRng) {
-    debug_assert!(width <= 120);
-    let shift = 128 - width;
-    let sums: Zeroizing<Vec<u128>> = Zeroizing::new(
-        (0..N)
-            .map(|_| {
-                let mut draw = || (u128::from(rng.next_u64()) << 64 | u128::from(rng.next_u64())) >> shift;
-                draw() + draw() + draw() + draw()
-            })
-            .collect(),
-    );
+/// Adds to each coefficient a number of width 2^`width`: 2^k times the sum of four uniform 64-bit numbers, and a
+/// uniform number below 2^k, k = width - 64, minus the middle, 2^(width + 1).
+pub(super) fn flood(c0: &mut [u32], width: u32, rng: &mut SecretRng) {
+    debug_assert!((64..=120).contains(&width));
+    let low_bits = width - 64;
     const LIMB: u32 = 26;
-    for (row, &q) in c0.chunks_exact_mut(N).zip(&PRIMES) {
-        let modulus = u64::from(q);
-        let one = arithmetic::Factor::new(1, modulus);
-        let weights: [u64; 5] = std::array::from_fn(|i| arithmetic::power(2, u64::from(LIMB) * i as u64, modulus));
-        let centre = modulus - arithmetic::power(2, u64::from(width) + 1, modulus);
-        for (x, &sum) in row.iter_mut().zip(sums.iter()) {
-            // Five products of 26 and 25 bits: below 2^54.
-            let limb = |i: u32| ((sum >> (LIMB * i)) as u64) & ((1 << LIMB) - 1);
-            let wide = (0..5).map(|i| limb(i) * weights[i as usize]).sum::<u64>();
-            *x = one.times(wide + centre + u64::from(*x)) as u32;
+    const PART: usize = 512;
+    let mut limbs = Zeroizing::new(vec![0f64; 5 * PART]);
+    for begin in (0..N).step_by(PART) {
+        for k in 0..PART {
+            let high: u128 = (0..4).map(|_| u128::from(rng.next_u64())).sum();
+            let sum = high << low_bits | u128::from(rng.next_u64()) & ((1 << low_bits) - 1);
+            for (i, row) in limbs.chunks_exact_mut(PART).enumerate() {
+                row[k] = f64::from(((sum >> (LIMB * i as u32)) as i32) & ((1 << LIMB) - 1));
+            }
+        }
+        for (row, &q) in c0.chunks_exact_mut(N).zip(&PRIMES) {
+            let two = |bits: u64| arithmetic::centre(arithmetic::power(2, bits, u64::from(q)), u64::from(q));
+            let weights = std::array::from_fn(|i| two(u64::from(LIMB) * i as u64));
+            let middle = two(u64::from(width) + 1);
+            vector::add_limbs(&mut row[begin..begin + PART], &limbs, weights, -middle, q);
         }
     }
 }
@@ -152,18 +155,13 @@ impl SecretKey {
         const ENOUGH: usize = 3;
         let half = 1i64 << (bits - 1);
         let mut rows = Zeroizing::new(vec![0u32; ENOUGH * N]);
+        let centred: Vec<f64> =
+            c1.iter().map(|&c| (c as i64 - ((half << 1) & -i64::from(c as i64 >= half))) as f64).collect();
+        let mut factor = vec![0u32; N];
         for ((prime, row), secret) in rows.chunks_exact_mut(N).enumerate().zip(self.rows.chunks_exact(N)) {
-            let q = PRIMES[prime];
-            let one = arithmetic::Factor::new(1, u64::from(q));
-            // A multiple of q above 2^(bits - 1).
-            let offset = u64::from(q) << 33;
-            for (x, &c) in row.iter_mut().zip(c1) {
-                let centred = (c as i64).wrapping_sub((half << 1) & -i64::from(c as i64 >= half));
-                *x = one.times(offset.wrapping_add(centred as u64)) as u32;
-            }
-            ntt::forward(prime, N, row);
-            let reciprocal = 1.0 / f64::from(q);
-            row.iter_mut().zip(secret).for_each(|(x, &s)| *x = arithmetic::mul(*x, s, q, reciprocal));
+            vector::scale_row(&mut factor, &centred, 1.0, PRIMES[prime]);
+            ntt::forward(prime, N, &mut factor);
+            vector::add_product(row, &factor, secret, PRIMES[prime]);
             ntt::inverse(prime, N, row);
         }
         arithmetic::lift_signed(ENOUGH, &rows)

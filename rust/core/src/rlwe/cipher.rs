@@ -1,12 +1,13 @@
 //! Ciphertexts: two polynomials modulo q, kept as evaluations, and the seeded form in which a request travels.
 
-use super::arithmetic::{self, add_rows, reduce_plain};
+use super::arithmetic::{self, Encoder, add_rows, reduce_plain};
 use super::params::{N, PRIMES};
-use super::{ntt, sample};
+use super::{ntt, sample, vector};
 use crate::random::PublicSeed;
+use zeroize::Zeroizing;
 
-/// c0 + c1 s = round(q m / p) + noise. The residues are evaluations, canonical, one row of N for each prime of the level;
-/// the kernels of the products read and write them directly.
+/// c0 + c1 s = round(q m / p) + noise. The residues are evaluations, canonical, one row of N for each prime of the
+/// level; the kernels of the products read and write them directly.
 #[derive(Clone)]
 pub struct Ciphertext {
     /// How many of the primes this ciphertext uses.
@@ -28,13 +29,21 @@ impl Ciphertext {
         add_rows(&mut self.c[1], &other.c[1]);
     }
 
-    /// Adds a plaintext polynomial (coefficients modulo p), encoded as an encryption encodes it: this is how the server adds its own share.
+    /// Adds a plaintext polynomial (coefficients modulo p), encoded as an encryption encodes it: this is how the server
+    /// adds its own share.
     pub fn add_plain(&mut self, plain: &[u64]) {
-        add_rows(&mut self.c[0], &encode(self.level, plain));
+        assert_eq!(plain.len(), N, "a plaintext has {N} coefficients");
+        let encoder = Encoder::new(self.level, plain);
+        let mut share = Zeroizing::new(vec![0u32; N]);
+        for (prime, row) in self.c[0].chunks_exact_mut(N).enumerate() {
+            encoder.row(prime, &mut share);
+            ntt::forward(prime, N, &mut share);
+            vector::add(row, &share, PRIMES[prime]);
+        }
     }
 
-    /// Adds the product of `other` and a plaintext polynomial (coefficients modulo p, read as signed): the plain twin of
-    /// every product kernel.
+    /// Adds the product of `other` and a plaintext polynomial (coefficients modulo p, read as signed): the plain twin
+    /// of every product kernel.
     pub fn add_product(&mut self, other: &Self, plain: &[u64]) {
         assert_eq!(self.level, other.level, "ciphertexts of one level are added");
         let factor = plain_evaluations(self.level, plain);

@@ -1,16 +1,18 @@
 //! The client's secret key and what is derived from it.
 
-use super::arithmetic::{self, add_product_rows, add_rows, small_rows};
+use super::arithmetic::{self, Encoder, add_product_rows, small_rows};
 use super::cipher::{Ciphertext, SeededCiphertext, forward_rows, inverse_rows};
 use super::params::{LEVELS, N, PRIMES};
-use super::sample;
+use super::{ntt, sample, vector};
 use crate::random::{PublicSeed, SecretRng};
+use rand_core::RngCore;
 use sha2::{Digest, Sha256};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zeroize::Zeroizing;
 
 /// The client's key of one session: a dense ternary polynomial, and the public seed of its requests with a counter, so
-/// that no stream of the seed is ever used for two of them. Wiped on drop; not printable, not copyable.
+/// that no stream of the seed is ever used for two of them. Wiped on drop; not printable, not copyable. Not wiped: the
+/// transforms' scratch on the stack, which the next transform overwrites.
 pub struct SecretKey {
     /// Evaluations of the ternary polynomial modulo every prime.
     pub(super) rows: Zeroizing<Vec<u32>>,
@@ -34,32 +36,53 @@ impl SecretKey {
         self.seed
     }
 
+    /// Takes the counter back to the start: the attack on repeated streams needs a client that does so.
+    #[cfg(test)]
+    pub(super) fn insecure_rewind(&self) {
+        self.next.store(0, Ordering::Relaxed);
+    }
+
     /// Encrypts a plaintext polynomial, coefficients modulo p. `rng` gives the error only.
     pub fn encrypt(&self, level: usize, plain: &[u64], rng: &mut SecretRng) -> SeededCiphertext {
         assert_eq!(plain.len(), N, "a plaintext has {N} coefficients");
         let index = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut message = Zeroizing::new(vec![0u32; level * N]);
-        arithmetic::encode(level, plain, &mut message);
-        let c1 = sample::uniform(&mut self.seed.stream(index), level);
-        SeededCiphertext { level, index, c0: self.mask(&c1, message, rng) }
+        let encoder = Encoder::new(level, plain);
+        let mut stream = self.seed.stream(index);
+        let mut rows = sample::UniformRows::new(|bytes: &mut [u8]| stream.fill_bytes(bytes));
+        let random = |prime: usize, row: &mut [u32]| rows.next(PRIMES[prime], row);
+        let c0 = self.mask(level, random, |prime, row| encoder.row(prime, row), rng);
+        SeededCiphertext { level, index, c0 }
     }
 
-    /// message + error - c1 s as evaluations, for a message given in coefficients.
-    pub(super) fn mask(&self, c1: &[u32], mut message: Zeroizing<Vec<u32>>, rng: &mut SecretRng) -> Vec<u32> {
-        let level = c1.len() / N;
-        let error = Zeroizing::new(small_rows(level, &sample::error(rng)));
-        add_rows(&mut message, &error);
-        forward_rows(&mut message);
+    /// message + error - c1 s as evaluations, row by row: `random` gives rows of c1, in order, and `message`
+    /// coefficients.
+    pub(super) fn mask(
+        &self,
+        level: usize,
+        mut random: impl FnMut(usize, &mut [u32]),
+        mut message: impl FnMut(usize, &mut [u32]),
+        rng: &mut SecretRng,
+    ) -> Vec<u32> {
+        let error = sample::error(rng);
         let mut c0 = vec![0; level * N];
-        add_product_rows(&mut c0, c1, &self.rows[..level * N]);
-        for ((c0, m), &q) in c0.chunks_exact_mut(N).zip(message.chunks_exact(N)).zip(&PRIMES) {
-            c0.iter_mut().zip(m).for_each(|(x, &m)| *x = arithmetic::sub(m, *x, q));
+        let mut c1 = vec![0u32; N];
+        let mut row = Zeroizing::new(vec![0u32; N]);
+        let mut small = Zeroizing::new(vec![0u32; N]);
+        for (prime, out) in c0.chunks_exact_mut(N).enumerate() {
+            let q = PRIMES[prime];
+            message(prime, &mut row);
+            vector::small_row(&mut small, &error, q);
+            vector::add(&mut row, &small, q);
+            ntt::forward(prime, N, &mut row);
+            random(prime, &mut c1);
+            vector::add_product(out, &c1, &self.rows[prime * N..][..N], q);
+            vector::subtract_from(out, &row, q);
         }
         c0
     }
 
-    /// The plaintext polynomial of a ciphertext that never left this machine's memory; answers of a peer come as [`super::Answer`].
-    /// Right if the noise is below q / 2p (1 - 2^-22).
+    /// The plaintext polynomial of a ciphertext that never left this machine's memory; answers of a peer come as
+    /// [`super::Answer`]. Right if the noise is below q / 2p (1 - 2^-22).
     pub fn decrypt(&self, ciphertext: &Ciphertext) -> Vec<u64> {
         arithmetic::round_to_p(ciphertext.level, &self.phase(ciphertext))
     }
@@ -75,9 +98,14 @@ impl SecretKey {
     /// The public key for a session with this transcript.
     pub fn public_key(&self, transcript: &[u8; 32], rng: &mut SecretRng) -> PublicKey {
         let a = transcript_polynomial(transcript);
-        let b = self.mask(&a, Zeroizing::new(vec![0; LEVELS * N]), rng);
+        let b = self.mask(LEVELS, copy_rows(&a), |_, row| row.fill(0), rng);
         PublicKey { seed: self.seed, a, b }
     }
+}
+
+/// Gives the rows of a polynomial that is there already.
+pub(super) fn copy_rows(rows: &[u32]) -> impl FnMut(usize, &mut [u32]) {
+    move |prime, out| out.copy_from_slice(&rows[prime * N..][..N])
 }
 
 /// The public key's random polynomial: neither party chooses it.
@@ -100,17 +128,25 @@ impl PublicKey {
         self.seed
     }
 
-    /// A fresh encryption of zero at a level: (b u + e0, a u + e1) with u ternary. Depends on no input, so it can be made ahead.
+    /// A fresh encryption of zero at a level: (b u + e0, a u + e1) with u ternary. Depends on no input, so it can be
+    /// made ahead.
     pub fn encrypt_zero(&self, level: usize, rng: &mut SecretRng) -> EncryptionOfZero {
-        let mut u = Zeroizing::new(small_rows(level, &sample::ternary(rng)));
-        forward_rows(&mut u);
-        let mut half = |key: &[u32]| {
-            let mut out = small_rows(level, &sample::error(rng));
-            forward_rows(&mut out);
-            add_product_rows(&mut out, &key[..level * N], &u);
-            out
-        };
-        EncryptionOfZero(Ciphertext { level, c: [half(&self.b), half(&self.a)] })
+        let small = sample::ternary(rng);
+        let errors = [sample::error(rng), sample::error(rng)];
+        let mut zero = Ciphertext::zero(level);
+        let mut u = Zeroizing::new(vec![0u32; N]);
+        for (prime, &q) in PRIMES[..level].iter().enumerate() {
+            let at = prime * N..(prime + 1) * N;
+            vector::small_row(&mut u, &small, q);
+            ntt::forward(prime, N, &mut u);
+            for ((out, error), key) in zero.c.iter_mut().zip(&errors).zip([&self.b, &self.a]) {
+                let out = &mut out[at.clone()];
+                vector::small_row(out, error, q);
+                ntt::forward(prime, N, out);
+                vector::add_product(out, &u, &key[at.clone()], q);
+            }
+        }
+        EncryptionOfZero(zero)
     }
 }
 

@@ -6,6 +6,8 @@
 //! so one table serves every size, and a polynomial w(X^t) has, at size N, the small transform of w with
 //! every value repeated t times: the points on which X^t takes one value are a contiguous block.
 
+#[cfg(target_arch = "x86_64")]
+use super::kernels::{self, Tables};
 use super::params::{LEVELS, N, PRIMES};
 use crate::field;
 use std::sync::OnceLock;
@@ -127,52 +129,133 @@ impl Plain {
     }
 }
 
-fn plain(prime: usize) -> &'static Plain {
-    static PLAIN: [OnceLock<Plain>; LEVELS] = [const { OnceLock::new() }; LEVELS];
-    PLAIN[prime].get_or_init(|| Plain::new(u64::from(PRIMES[prime])))
+/// The vector kernels' constants.
+#[cfg(target_arch = "x86_64")]
+fn vector_tables(modulus: u64) -> Tables {
+    let centre = |x: u64| if x > modulus / 2 { x as f64 - modulus as f64 } else { x as f64 };
+    let (forward, inverse) = tables(modulus);
+    let half = modulus.div_ceil(2);
+    Tables {
+        modulus: modulus as f64,
+        forward: forward.into_iter().map(centre).collect(),
+        inverse: inverse.into_iter().map(centre).collect(),
+        halves: (0..=u64::from(N.trailing_zeros())).map(|k| centre(power(half, k, modulus))).collect(),
+    }
 }
 
-fn plain_p() -> &'static Plain {
-    static PLAIN: OnceLock<Plain> = OnceLock::new();
-    PLAIN.get_or_init(|| Plain::new(field::P))
+/// Instructions that a transform may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Instructions {
+    /// Eight doubles at once.
+    Avx512,
+    /// Four doubles at once.
+    Avx2,
+    /// Plain integers.
+    Portable,
 }
 
-fn check(total: usize, size: usize) {
+impl Instructions {
+    /// The best that this processor has.
+    pub fn best() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq") {
+                return Self::Avx512;
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                return Self::Avx2;
+            }
+        }
+        Self::Portable
+    }
+}
+
+/// A type of residue and its moduli: u32 for the primes of ciphertexts, u64 for p.
+trait Ring: Sized + Copy {
+    fn plain(prime: usize) -> &'static Plain;
+    fn plainly(plain: &Plain, forwards: bool, values: &mut [Self]);
+    #[cfg(target_arch = "x86_64")]
+    fn tables(prime: usize) -> &'static Tables;
+}
+
+impl Ring for u32 {
+    fn plain(prime: usize) -> &'static Plain {
+        static PLAIN: [OnceLock<Plain>; LEVELS] = [const { OnceLock::new() }; LEVELS];
+        PLAIN[prime].get_or_init(|| Plain::new(u64::from(PRIMES[prime])))
+    }
+    fn plainly(plain: &Plain, forwards: bool, values: &mut [Self]) {
+        let mut wide: Vec<u64> = values.iter().map(|&x| u64::from(x)).collect();
+        u64::plainly(plain, forwards, &mut wide);
+        values.iter_mut().zip(&wide).for_each(|(x, &w)| *x = w as u32);
+    }
+    #[cfg(target_arch = "x86_64")]
+    fn tables(prime: usize) -> &'static Tables {
+        static TABLES: [OnceLock<Tables>; LEVELS] = [const { OnceLock::new() }; LEVELS];
+        TABLES[prime].get_or_init(|| vector_tables(u64::from(PRIMES[prime])))
+    }
+}
+
+impl Ring for u64 {
+    fn plain(_: usize) -> &'static Plain {
+        static PLAIN: OnceLock<Plain> = OnceLock::new();
+        PLAIN.get_or_init(|| Plain::new(field::P))
+    }
+    fn plainly(plain: &Plain, forwards: bool, values: &mut [Self]) {
+        if forwards { plain.forward(values) } else { plain.inverse(values) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    fn tables(_: usize) -> &'static Tables {
+        static TABLES: OnceLock<Tables> = OnceLock::new();
+        TABLES.get_or_init(|| vector_tables(field::P))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+use super::kernels::Residue;
+#[cfg(not(target_arch = "x86_64"))]
+trait Residue {}
+#[cfg(not(target_arch = "x86_64"))]
+impl<T> Residue for T {}
+
+/// Transforms whole polynomials of `size` values with instructions that this processor has.
+fn transform<T: Ring + Residue>(how: Instructions, prime: usize, forwards: bool, size: usize, values: &mut [T]) {
     assert!(size.is_power_of_two() && (2..=N).contains(&size), "no transform of size {size}");
-    assert!(total.is_multiple_of(size), "{total} values are no whole number of polynomials of size {size}");
+    assert!(values.len().is_multiple_of(size), "{} values are not whole polynomials of size {size}", values.len());
+    match how {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Instructions::best` saw AVX-512 F and DQ.
+        Instructions::Avx512 if size >= 16 => unsafe { kernels::avx512(T::tables(prime), forwards, size, values) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Instructions::best` saw AVX2 and FMA, or AVX-512, which includes them.
+        Instructions::Avx512 | Instructions::Avx2 if size >= 8 => unsafe {
+            kernels::avx2(T::tables(prime), forwards, size, values)
+        },
+        _ => {
+            let plain = T::plain(prime);
+            values.chunks_exact_mut(size).for_each(|a| T::plainly(plain, forwards, a));
+        }
+    }
 }
 
-/// Evaluates polynomials modulo prime number `prime`, coefficients in place to evaluations. `values` holds whole polynomials of
-/// `size` coefficients each, one after another; residues are canonical before and after.
+/// Evaluates polynomials modulo prime number `prime`, coefficients in place to evaluations. `values` holds whole
+/// polynomials of `size` coefficients each, one after another; residues must be canonical and are so again.
 pub fn forward(prime: usize, size: usize, values: &mut [u32]) {
-    through(plain(prime), size, values, Plain::forward);
+    transform(Instructions::best(), prime, true, size, values);
 }
 
 /// The inverse of [`forward`].
 pub fn inverse(prime: usize, size: usize, values: &mut [u32]) {
-    through(plain(prime), size, values, Plain::inverse);
+    transform(Instructions::best(), prime, false, size, values);
 }
 
 /// [`forward`] modulo p.
 pub fn forward_p(size: usize, values: &mut [u64]) {
-    check(values.len(), size);
-    values.chunks_exact_mut(size).for_each(|a| plain_p().forward(a));
+    transform(Instructions::best(), 0, true, size, values);
 }
 
 /// The inverse of [`forward_p`].
 pub fn inverse_p(size: usize, values: &mut [u64]) {
-    check(values.len(), size);
-    values.chunks_exact_mut(size).for_each(|a| plain_p().inverse(a));
-}
-
-fn through(plain: &Plain, size: usize, values: &mut [u32], transform: fn(&Plain, &mut [u64])) {
-    check(values.len(), size);
-    let mut wide = vec![0u64; size];
-    for a in values.chunks_exact_mut(size) {
-        wide.iter_mut().zip(&*a).for_each(|(w, &x)| *w = u64::from(x));
-        transform(plain, &mut wide);
-        a.iter_mut().zip(&wide).for_each(|(x, &w)| *x = w as u32);
-    }
+    transform(Instructions::best(), 0, false, size, values);
 }
 
 #[cfg(test)]
@@ -224,6 +307,46 @@ mod tests {
             forward(2, N, &mut large);
             for (block, &value) in large.chunks_exact(repeat).zip(&values) {
                 assert!(block.iter().all(|&x| x == value));
+            }
+        }
+    }
+
+    #[test]
+    fn every_kernel_computes_the_same_as_the_plain_twin() {
+        let mut rng = SecretRng::from_os();
+        let kernels: &[Instructions] = match Instructions::best() {
+            Instructions::Avx512 => &[Instructions::Avx512, Instructions::Avx2],
+            Instructions::Avx2 => &[Instructions::Avx2],
+            Instructions::Portable => &[],
+        };
+        for &how in kernels {
+            for size in (1..=13).map(|b| 1usize << b) {
+                let count = 3;
+                for fill in 0..4 {
+                    let mut draw = |q: u64| match fill {
+                        0 => q - 1,
+                        1 => q / 2,
+                        2 => [0, q - 1, q / 2 + 1][(rng.next_u64() % 3) as usize],
+                        _ => rng.next_u64() % q,
+                    };
+                    for forwards in [true, false] {
+                        for (prime, &q) in PRIMES.iter().enumerate() {
+                            let a: Vec<u32> = (0..count * size).map(|_| draw(u64::from(q)) as u32).collect();
+                            let (mut fast, mut slow) = (a.clone(), a);
+                            transform(how, prime, forwards, size, &mut fast);
+                            transform(Instructions::Portable, prime, forwards, size, &mut slow);
+                            assert!(
+                                fast == slow,
+                                "{how:?}, size {size}, prime {prime}, forwards {forwards}, fill {fill}"
+                            );
+                        }
+                        let a: Vec<u64> = (0..count * size).map(|_| draw(field::P)).collect();
+                        let (mut fast, mut slow) = (a.clone(), a);
+                        transform(how, 0, forwards, size, &mut fast);
+                        transform(Instructions::Portable, 0, forwards, size, &mut slow);
+                        assert!(fast == slow, "{how:?}, size {size}, modulo p, forwards {forwards}, fill {fill}");
+                    }
+                }
             }
         }
     }

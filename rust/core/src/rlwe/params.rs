@@ -18,7 +18,7 @@ pub const RESIDUE_BITS: usize = 25;
 /// Fair coins in one error coefficient: the sum of 21 minus the sum of 21 others.
 pub const ERROR_COINS: usize = 42;
 /// Standard deviation of an error coefficient, sqrt(42) / 2.
-pub const ERROR_SIGMA: f64 = 3.2403703492039302;
+pub const ERROR_SIGMA: f64 = 3.240_370_349_203_93;
 /// No modulus above this many bits is ever used with this degree.
 pub const MAX_MODULUS_BITS: f64 = 200.0;
 /// A bound is this many standard deviations: a sub-Gaussian variable passes it with probability below 2^-140.
@@ -64,8 +64,8 @@ pub const SECURITY: SecurityEstimate = SecurityEstimate {
     classical_bits: 189.0,
     quantum_bits: 180.0,
     pessimistic_bits: 142.0,
-    model: "primal uSVP, GSA, scaled embedding; MATZOV / 0.265 b + 16.4 + log2 8d / 0.257 b; lower of both for dual \
-            attacks not computed",
+    model: "primal uSVP with the geometric series assumption, scaled embedding: MATZOV / 0.265 b + 16.4 + log2 8d / 0.257 b; \
+            dual attacks not computed",
     date: "2026-11-20",
 };
 
@@ -106,7 +106,8 @@ pub struct Shape {
     pub products: usize,
     /// Coefficients of one plaintext polynomial that can differ from zero.
     pub nonzero: usize,
-    /// The largest absolute value of such a coefficient: p / 2 for a weight in slots, the weight itself in coefficients.
+    /// The largest absolute value of such a coefficient: p / 2 for a weight in slots, the weight itself in
+    /// coefficients.
     pub magnitude: f64,
     /// Ciphertexts that pass a key switch before they are added into the answer.
     pub rotations: usize,
@@ -116,8 +117,9 @@ impl Shape {
     /// The standard deviation of one coefficient of the noise, for the worst weights of this magnitude.
     ///
     /// Products: a fresh coefficient has variance sigma^2 + 1/12 (error and rounding of the encoding), on the
-    /// client's side and 1/12 on the server's. A key switch adds one product of a centred residue and an error for each prime
-    /// and coefficient. The encryption of zero adds two products of a ternary polynomial with an error, and an error.
+    /// client's side and 1/12 on the server's. A key switch adds one product of a centred residue and an error for each
+    /// prime and coefficient. The encryption of zero adds two products of a ternary polynomial with an error, and an
+    /// error.
     pub fn noise_sigma(&self) -> f64 {
         let n = N as f64;
         let error = ERROR_SIGMA * ERROR_SIGMA;
@@ -148,17 +150,19 @@ pub struct AnswerPlan {
 impl AnswerPlan {
     /// The plan of an answer whose value is in slots, flooded.
     ///
-    /// Let g be the density of the sum of four uniforms of width w. For noise e on a coefficient the squared Hellinger distance
-    /// of flood and flood + e is at most I e^2 / (8 w^2), where I < 3.2 is the Fisher information of g at width one; squared
-    /// distances add up over n coefficients, and the statistical distance is at most sqrt(2) times the
-    /// root of the sum. With e of standard deviation sigma that is sigma / (2 w) * sqrt(3.2 n) < 2^-40.
+    /// Let g be the density of the sum of four uniforms of width w. For noise e on a coefficient the squared Hellinger
+    /// distance of flood and flood + e is at most I e^2 / (8 w^2), where I < 3.2 is the Fisher information of g at
+    /// width one; squared distances add up over n coefficients, and the statistical distance is at most sqrt(2) times
+    /// the root of the sum. (The uniforms have 64 bits and one low part in common, which costs a five-hundredth.) With
+    /// e of standard deviation sigma that is sigma / (2 w) * sqrt(3.2 n) < 2^-40.
     ///
     /// Exactness: |noise| + 2 w + q (2^-(c0 + 1) + 14 sqrt(N / 12) 2^-c1) < q / 2p, the terms for the two roundings of
-    /// the switch to c0 and c1 bits, so an answer within its bounds is decrypted to the right residue.
+    /// the switch to c0 and c1 bits (a sum of N uniform roundings times a ternary secret passes 14 deviations with
+    /// probability below 2^-140), so an answer within its bounds is decrypted to the right residue.
     pub fn slots(shape: &Shape) -> Result<Self> {
         check_level(shape.level)?;
-        let distance = FLOOD_SECURITY_BITS + FLOODED_COEFFICIENTS_LOG2 / 2.0 + 0.5 * 3.2f64.log2() - 1.0;
-        let flood_log2 = (shape.noise_sigma().log2() + distance).ceil() as u32;
+        let distance = FLOOD_SECURITY_BITS + FLOODED_COEFFICIENTS_LOG2 / 2.0 + 0.5 * 3.2f64.log2() - 1.0 + 0.01;
+        let flood_log2 = ((shape.noise_sigma().log2() + distance).ceil() as u32).max(64);
         Self::fit(shape, Some(flood_log2), 0.5)
     }
 

@@ -1,22 +1,22 @@
-//! Automorphisms of ciphertexts. The map is a permutation of evaluations; the key it leaves behind is switched back with one
-//! digit for each prime and no special modulus.
+//! Automorphisms of ciphertexts. The map is a permutation of evaluations; the key it leaves behind is switched back
+//! with one digit for each prime and no special modulus.
 //!
 //! Noise of one switch: the sum over primes of (centred residue) * (error), standard deviation
 //! sqrt(L N / 12) * 2^25 * 3.24, about 2^33 at level 6; a product is far above it.
 
-use super::arithmetic::{self, add_product_rows};
-use super::cipher::Ciphertext;
-use super::keys::SecretKey;
+use super::cipher::{Ciphertext, inverse_rows};
+use super::keys::{SecretKey, copy_rows};
 use super::params::{LEVELS, N, PRIMES};
 use super::slots::Automorphism;
-use super::{ntt, sample};
+use super::{ntt, sample, vector};
 use crate::error::{Error, Result};
 use crate::random::{PublicSeed, SecretRng};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use zeroize::Zeroizing;
 
-/// Keys for a set of automorphisms: for each, one encryption for each prime of the permuted secret times the number that is 1 modulo
-/// that prime and 0 modulo the others. Good at every level.
+/// Keys for a set of automorphisms: for each, one encryption for each prime of the permuted secret times the number
+/// that is 1 modulo that prime and 0 modulo the others. Good at every level.
 pub struct RotationKeys {
     pub(super) seed: PublicSeed,
     pub(super) keys: BTreeMap<Automorphism, Key>,
@@ -44,11 +44,11 @@ impl SecretKey {
             let permutation = automorphism.permutation();
             let mut b = Vec::with_capacity(a.len());
             for (digit, a) in a.chunks_exact(LEVELS * N).enumerate() {
-                let mut part = self.mask(a, Zeroizing::new(vec![0; LEVELS * N]), rng);
+                let mut part = self.mask(LEVELS, copy_rows(a), |_, row| row.fill(0), rng);
                 let (row, secret) = (digit * N..(digit + 1) * N, &self.rows[digit * N..(digit + 1) * N]);
-                for (x, &from) in part[row].iter_mut().zip(&permutation) {
-                    *x = arithmetic::add(*x, secret[from as usize], PRIMES[digit]);
-                }
+                let turned: Zeroizing<Vec<u32>> =
+                    Zeroizing::new(permutation.iter().map(|&from| secret[from as usize]).collect());
+                vector::add(&mut part[row], &turned, PRIMES[digit]);
                 b.extend(part);
             }
             (automorphism, Key { b, a, permutation })
@@ -70,38 +70,37 @@ impl RotationKeys {
         };
         let level = ciphertext.level;
         let mut out = Ciphertext::zero(level);
-        let mut turned = vec![0u32; level * N];
-        for (part, into) in [(&ciphertext.c[0], &mut out.c[0]), (&ciphertext.c[1], &mut turned)] {
-            for (from, into) in part.chunks_exact(N).zip(into.chunks_exact_mut(N)) {
-                into.iter_mut().zip(&key.permutation).for_each(|(x, &k)| *x = from[k as usize]);
-            }
+        let turn = |from: &[u32], into: &mut [u32]| {
+            into.iter_mut().zip(&key.permutation).for_each(|(x, &k)| *x = from[k as usize]);
+        };
+        for (from, into) in ciphertext.c[0].chunks_exact(N).zip(out.c[0].chunks_exact_mut(N)) {
+            turn(from, into);
         }
-        let mut digit = vec![0u32; N];
-        let mut rows = vec![0u32; level * N];
-        for i in 0..level {
-            digit.copy_from_slice(&turned[i * N..(i + 1) * N]);
-            ntt::inverse(i, N, &mut digit);
-            for (prime, row) in rows.chunks_exact_mut(N).enumerate() {
-                if prime == i {
-                    row.copy_from_slice(&turned[i * N..(i + 1) * N]);
-                    continue;
+        // Kept by the thread: fresh memory of this size would cost as much as a transform.
+        thread_local!(static SCRATCH: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) });
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.resize(2 * LEVELS * N, 0);
+            let (digits, rows) = scratch.split_at_mut(LEVELS * N);
+            let (digits, rows) = (&mut digits[..level * N], &mut rows[..level * N]);
+            for (from, into) in ciphertext.c[1].chunks_exact(N).zip(digits.chunks_exact_mut(N)) {
+                turn(from, into);
+            }
+            inverse_rows(digits);
+            for (prime, &q) in PRIMES[..level].iter().enumerate() {
+                for (i, row) in rows.chunks_exact_mut(N).enumerate() {
+                    if i == prime {
+                        turn(&ciphertext.c[1][i * N..][..N], row);
+                    } else {
+                        vector::recentre(row, &digits[i * N..][..N], PRIMES[i], q);
+                        ntt::forward(prime, N, row);
+                    }
                 }
-                recentre(&digit, PRIMES[i], row, PRIMES[prime]);
-                ntt::forward(prime, N, row);
+                for (out, key) in out.c.iter_mut().zip([&key.b, &key.a]) {
+                    let parts: Vec<&[u32]> = (0..level).map(|i| &key[(i * LEVELS + prime) * N..][..N]).collect();
+                    vector::add_dot(&mut out[prime * N..][..N], rows, &parts, q);
+                }
             }
-            let block = i * LEVELS * N;
-            add_product_rows(&mut out.c[0], &rows, &key.b[block..block + level * N]);
-            add_product_rows(&mut out.c[1], &rows, &key.a[block..block + level * N]);
-        }
+        });
         Ok(out)
-    }
-}
-
-/// The residues modulo `to` of residues modulo `from` read as numbers around zero. The primes differ by less than an eighth, so
-/// half of one is below the other.
-fn recentre(residues: &[u32], from: u32, out: &mut [u32], to: u32) {
-    for (y, &x) in out.iter_mut().zip(residues) {
-        let negative = (from / 2).wrapping_sub(x) >> 31;
-        *y = x.wrapping_add(to.wrapping_sub(from) & negative.wrapping_neg());
     }
 }

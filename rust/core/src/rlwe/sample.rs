@@ -1,6 +1,7 @@
 //! Where random polynomials come from. Secret ones take time that does not depend on what comes out.
 
 use super::params::{ERROR_COINS, N, PRIMES, RESIDUE_BITS};
+use super::vector;
 use crate::random::SecretRng;
 use rand_chacha::ChaCha12Rng;
 use rand_core::RngCore;
@@ -9,8 +10,8 @@ use zeroize::Zeroizing;
 /// Small secret coefficients, wiped when dropped.
 pub(super) type Small = Zeroizing<Vec<i8>>;
 
-/// A polynomial with coefficients uniform on {-1, 0, 1}: pairs of bits, of which 3 is thrown away. Which pairs are thrown away shows in the
-/// time, and is independent of the values that are kept.
+/// A polynomial with coefficients uniform on {-1, 0, 1}: pairs of bits, of which 3 is thrown away. Which pairs are
+/// thrown away shows in the time, and is independent of the values that are kept.
 pub(super) fn ternary(rng: &mut SecretRng) -> Small {
     let mut out = Zeroizing::new(vec![0i8; N + 32]);
     let mut at = 0;
@@ -29,45 +30,66 @@ pub(super) fn ternary(rng: &mut SecretRng) -> Small {
 
 /// A polynomial of errors: the sum of 21 coins minus the sum of 21 others, by counting bits.
 pub(super) fn error(rng: &mut SecretRng) -> Small {
-    const HALF: u32 = ERROR_COINS as u32 / 2;
-    const MASK: u64 = (1 << HALF) - 1;
-    let draw = |_| {
-        let word = rng.next_u64();
-        (word & MASK).count_ones() as i8 - ((word >> HALF) & MASK).count_ones() as i8
-    };
-    Zeroizing::new((0..N).map(draw).collect())
-}
-
-/// Uniform residues, one row of N for each of the first `level` primes, by rejection on 25 bits of each 32-bit word of a
-/// public stream. A higher level extends a lower one.
-pub(super) fn uniform(stream: &mut ChaCha12Rng, level: usize) -> Vec<u32> {
-    uniform_from(|bytes| stream.fill_bytes(bytes), level)
-}
-
-/// The same from a secret stream. The time shows how many words were thrown away, which says nothing of those kept.
-pub(super) fn secret_uniform(rng: &mut SecretRng, level: usize) -> Zeroizing<Vec<u32>> {
-    Zeroizing::new(uniform_from(|bytes| rng.fill(bytes), level))
-}
-
-fn uniform_from(mut fill: impl FnMut(&mut [u8]), level: usize) -> Vec<u32> {
-    let mut out = vec![0u32; level * N];
-    let mut block = Zeroizing::new([0u8; 4096]);
-    let mut at = block.len();
-    for (row, &q) in out.chunks_exact_mut(N).zip(&PRIMES) {
-        let mut have = 0;
-        while have < N {
-            if at == block.len() {
-                fill(&mut block[..]);
-                at = 0;
-            }
-            let word = u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
-            let residue = word & ((1 << RESIDUE_BITS) - 1);
-            row[have] = residue;
-            have += usize::from(residue < q);
-            at += 4;
-        }
+    const { assert!(ERROR_COINS == 42) };
+    let mut words = Zeroizing::new([0u64; 512]);
+    let mut out = Zeroizing::new(vec![0i8; N]);
+    for part in out.chunks_mut(words.len()) {
+        words.iter_mut().for_each(|w| *w = rng.next_u64());
+        vector::coins(part, &words[..]);
     }
     out
+}
+
+/// Uniform residues, one row of N for each prime in turn, by rejection on 25 bits of each 32-bit word of a stream. The
+/// time shows how many words were thrown away, which says nothing of those kept.
+pub(super) struct UniformRows<F> {
+    fill: F,
+    block: Zeroizing<[u8; 4096]>,
+    at: usize,
+}
+
+impl<F: FnMut(&mut [u8])> UniformRows<F> {
+    pub(super) fn new(fill: F) -> Self {
+        Self { fill, block: Zeroizing::new([0; 4096]), at: 4096 }
+    }
+
+    /// The next row, residues modulo q.
+    pub(super) fn next(&mut self, q: u32, row: &mut [u32]) {
+        let mut have = 0;
+        while have < row.len() {
+            if self.at == self.block.len() {
+                (self.fill)(&mut self.block[..]);
+                self.at = 0;
+            }
+            for word in self.block[self.at..].chunks_exact(4) {
+                let residue = u32::from_le_bytes([word[0], word[1], word[2], word[3]]) & ((1 << RESIDUE_BITS) - 1);
+                row[have] = residue;
+                have += usize::from(residue < q);
+                self.at += 4;
+                if have == row.len() {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn rows(mut self, level: usize) -> Vec<u32> {
+        let mut out = vec![0u32; level * N];
+        for (row, &q) in out.chunks_exact_mut(N).zip(&PRIMES) {
+            self.next(q, row);
+        }
+        out
+    }
+}
+
+/// Uniform rows for the first `level` primes from a public stream. A higher level extends a lower one.
+pub(super) fn uniform(stream: &mut ChaCha12Rng, level: usize) -> Vec<u32> {
+    UniformRows::new(|bytes: &mut [u8]| stream.fill_bytes(bytes)).rows(level)
+}
+
+/// The same from a secret stream.
+pub(super) fn secret_uniform(rng: &mut SecretRng, level: usize) -> Zeroizing<Vec<u32>> {
+    Zeroizing::new(UniformRows::new(|bytes: &mut [u8]| rng.fill(bytes)).rows(level))
 }
 
 #[cfg(test)]

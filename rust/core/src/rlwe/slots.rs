@@ -1,8 +1,8 @@
 //! Slots: the 8192 values modulo p that one plaintext polynomial holds, and the automorphisms that move them.
 //!
 //! Slot (s, i), sign s in {0, 1} and i in [0, N/2), is the evaluation at zeta^(+5^i) for s = 0 and zeta^(-5^i) for
-//! s = 1. As a vector, slots are in the order s * N/2 + i. The map X -> X^(5^r) moves slot (s, i + r) to (s, i), and X -> X^-1 swaps the
-//! two signs. On evaluations both are permutations, the same for every modulus.
+//! s = 1. As a vector, slots are in the order s * N/2 + i. The map X -> X^(5^r) moves slot (s, i + r) to (s, i), and X
+//! -> X^-1 swaps the two signs. On evaluations both are permutations, the same for every modulus.
 
 use super::ntt;
 use super::params::N;
@@ -17,7 +17,8 @@ pub const ROW: usize = N / 2;
 pub struct Automorphism(u16);
 
 impl Automorphism {
-    /// Moves the value in slot (s, i + r) to slot (s, i), i + r taken modulo N/2; r may be negative. With `swap` the signs change places too.
+    /// Moves the value in slot (s, i + r) to slot (s, i), i + r taken modulo N/2; r may be negative. With `swap` the
+    /// signs change places too.
     pub fn new(r: isize, swap: bool) -> Self {
         let mut k = 1usize;
         for _ in 0..r.rem_euclid(ROW as isize) {

@@ -121,3 +121,130 @@ fn rotations_move_slots_and_add_little_noise() {
         }
     }
 }
+
+/// The exact noise of a ciphertext whose plaintext is known; it must be below 2^62.
+pub(super) fn noise(key: &SecretKey, ciphertext: &Ciphertext, plain: &[u64]) -> Vec<i64> {
+    let mut message = vec![0; ciphertext.level * N];
+    arithmetic::encode(ciphertext.level, plain, &mut message);
+    arithmetic::subtract_from_rows(&mut message, &key.phase(ciphertext));
+    arithmetic::lift_signed(3, &message[..3 * N]).iter().map(|&x| x as i64).collect()
+}
+
+fn deviation(noise: &[i64]) -> f64 {
+    (noise.iter().map(|&x| x as f64 * x as f64).sum::<f64>() / noise.len() as f64).sqrt()
+}
+
+#[test]
+fn noise_has_the_stated_deviation_and_stays_within_the_bound() {
+    let mut rng = SecretRng::from_os();
+    let key = SecretKey::generate(&mut rng);
+    let public = key.public_key(&[3; 32], &mut rng);
+    let automorphism = Automorphism::new(3, true);
+    let keys = key.rotation_keys(&[automorphism], &mut rng);
+    let none = Shape { level: 6, products: 0, nonzero: 0, magnitude: 0.0, rotations: 0 };
+    let close = |measured: &[i64], shape: Shape, what: &str| {
+        let (sigma, bound) = (shape.noise_sigma(), shape.noise_bound());
+        let ratio = deviation(measured) / sigma;
+        assert!(ratio > 0.7 && ratio < 1.05, "{what}: {ratio} times the stated deviation");
+        assert!(measured.iter().all(|&x| (x.unsigned_abs() as f64) < bound), "{what}");
+    };
+    let zero = public.encrypt_zero(6, &mut rng).0;
+    close(&noise(&key, &zero, &[0; N]), none, "an encryption of zero");
+
+    let plain = field::random_vector(&mut rng, N);
+    let request = key.encrypt(6, &plain, &mut rng).expand(&public.request_seed());
+    assert!(deviation(&noise(&key, &request, &plain)) < 3.5);
+    let turned = keys.apply(&request, automorphism).unwrap();
+    let moved = key.decrypt(&turned);
+    close(&noise(&key, &turned, &moved), Shape { rotations: 1, ..none }, "a rotation");
+
+    // Weights of the largest size with random signs; one polynomial with every coefficient, one with every 32nd.
+    for step in [1, 32] {
+        let mut weight = vec![0; N];
+        for k in (0..N).step_by(step) {
+            weight[k] = P / 2 + (rng.next_u64() & 1);
+        }
+        let mut sum = Ciphertext::zero(6);
+        sum.add_product(&request, &weight);
+        let shape = Shape { products: 1, nonzero: N / step, magnitude: P as f64 / 2.0, ..none };
+        close(&noise(&key, &sum, &product(&plain, &weight)), shape, "a product");
+    }
+}
+
+#[test]
+fn the_flood_is_bounded_centred_and_as_wide_as_the_plan_says() {
+    let mut rng = SecretRng::from_os();
+    for width in [64, 80, 103, 108] {
+        let mut rows = vec![0; 6 * N];
+        answer::flood(&mut rows, width, &mut rng);
+        // The fraction of q in units of 2^-56: a coefficient is this times q / 2^56.
+        let unit = (params::modulus_bits(6) - 56.0).exp2();
+        let half = 1i64 << 55;
+        let values: Vec<f64> = arithmetic::round_to_bits(6, &rows, 56)
+            .iter()
+            .map(|&x| (((x as i64 + half) & ((1 << 56) - 1)) - half) as f64 * unit / f64::from(width).exp2())
+            .collect();
+        let slack = unit / f64::from(width).exp2();
+        assert!(values.iter().all(|x| x.abs() <= 2.0 + slack));
+        if slack < 0.01 {
+            let mean = values.iter().sum::<f64>() / N as f64;
+            let variance = values.iter().map(|x| x * x).sum::<f64>() / N as f64;
+            assert!(mean.abs() < 0.04 && (variance - 1.0 / 3.0).abs() < 0.03, "{mean} {variance}");
+        }
+    }
+}
+
+#[test]
+fn requests_never_share_a_stream() {
+    let mut rng = SecretRng::from_os();
+    let key = SecretKey::generate(&mut rng);
+    let plain = vec![0; N];
+    let encrypt = |_: usize| {
+        let mut rng = SecretRng::from_os();
+        (0..8).map(|_| key.encrypt(2, &plain, &mut rng).index).collect::<Vec<_>>()
+    };
+    let mut indices: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|t| scope.spawn(move || encrypt(t))).collect();
+        threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
+    });
+    indices.sort_unstable();
+    assert_eq!(indices, (0..32).collect::<Vec<_>>());
+    let mut seeds: Vec<[u8; 32]> = (0..64).map(|_| SecretKey::generate(&mut rng).request_seed().0).collect();
+    seeds.sort_unstable();
+    seeds.dedup();
+    assert_eq!(seeds.len(), 64);
+}
+
+#[test]
+fn small_polynomials_multiply_as_on_paper() {
+    let mut rng = SecretRng::from_os();
+    let (mut a, mut b) = (vec![0; N], vec![0; N]);
+    let terms: Vec<(usize, u64)> = (0..40).map(|k| ((k * 977 + 13) % N, rng.next_u64() % P)).collect();
+    terms.iter().for_each(|&(k, x)| a[k] = x);
+    b.iter_mut().for_each(|x| *x = rng.next_u64() % P);
+    let mut expected = vec![0; N];
+    for (k, x) in terms {
+        for (j, &y) in b.iter().enumerate() {
+            let (at, t) = ((k + j) % N, field::mul(x, y));
+            expected[at] = if k + j < N { field::add(expected[at], t) } else { field::sub(expected[at], t) };
+        }
+    }
+    assert_eq!(product(&a, &b), expected);
+}
+
+#[test]
+fn slots_are_encoded_and_decoded() {
+    let mut rng = SecretRng::from_os();
+    let values = field::random_vector(&mut rng, N);
+    assert_eq!(slots::decode(&slots::encode(&values)), values);
+    let mut seen: Vec<u32> = slots::index().to_vec();
+    seen.sort_unstable();
+    assert!(seen.iter().enumerate().all(|(i, &x)| i == x as usize));
+    // Slots of one coset, i apart by N / 2t, see one value of X^t: a weight in X^t is one value for all of them.
+    let t = 32;
+    let mut weight = vec![0; N];
+    (0..N).step_by(t).for_each(|k| weight[k] = rng.next_u64() % P);
+    let seen = slots::decode(&weight);
+    let cosets = slots::ROW / t;
+    assert!((0..N).all(|slot| seen[slot] == seen[slot / slots::ROW * slots::ROW + slot % slots::ROW % cosets]));
+}

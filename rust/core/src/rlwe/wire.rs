@@ -1,5 +1,5 @@
-//! The bytes of requests, answers and keys: packed bit by bit, one encoding for one value. Every decoder knows the length
-//! beforehand and refuses another, a residue that is not below its prime, and padding that is not zero.
+//! The bytes of requests, answers and keys: packed bit by bit, one encoding for one value. Every decoder knows the
+//! length beforehand and refuses another, a residue that is not below its prime, and padding that is not zero.
 
 use super::answer::Answer;
 use super::cipher::{SeededCiphertext, canonical};
@@ -11,14 +11,36 @@ use crate::error::{Error, Result};
 use crate::field::{pack_bits, packed_len, unpack_bits};
 use crate::random::PublicSeed;
 
+/// Residues at 25 bits each, as [`pack_bits`] would write them, but a word at a time.
 fn pack_rows(rows: &[u32]) -> Vec<u8> {
-    let wide: Vec<u64> = rows.iter().map(|&x| u64::from(x)).collect();
-    pack_bits(&wide, RESIDUE_BITS)
+    let mut out = Vec::with_capacity(packed_len(rows.len(), RESIDUE_BITS) + 8);
+    let (mut word, mut have) = (0u64, 0);
+    for &x in rows {
+        word |= u64::from(x) << have;
+        have += RESIDUE_BITS;
+        if have >= 32 {
+            out.extend_from_slice(&(word as u32).to_le_bytes());
+            word >>= 32;
+            have -= 32;
+        }
+    }
+    out.extend_from_slice(&word.to_le_bytes()[..have.div_ceil(8)]);
+    out
 }
 
-/// Rows of residues, all canonical.
+/// Rows of residues, all canonical. N is a multiple of 8, so there is no padding.
 fn unpack_rows(bytes: &[u8], level: usize) -> Result<Vec<u32>> {
-    let rows: Vec<u32> = unpack_bits(bytes, level * N, RESIDUE_BITS)?.into_iter().map(|x| x as u32).collect();
+    expect_len(bytes, packed_len(level * N, RESIDUE_BITS))?;
+    let mut rows = vec![0u32; level * N];
+    // Eight residues are 25 bytes.
+    for (values, bytes) in rows.chunks_exact_mut(8).zip(bytes.chunks_exact(RESIDUE_BITS)) {
+        for (k, x) in values.iter_mut().enumerate() {
+            let (byte, bit) = (k * RESIDUE_BITS / 8, k * RESIDUE_BITS % 8);
+            // The last residue begins in bit 7 of byte 21: four bytes always hold all of one.
+            let word = u32::from_le_bytes([bytes[byte], bytes[byte + 1], bytes[byte + 2], bytes[byte + 3]]);
+            *x = word >> bit & ((1 << RESIDUE_BITS) - 1);
+        }
+    }
     if canonical(&rows) { Ok(rows) } else { Err(Error::BadArgument("a residue is not below its modulus".into())) }
 }
 

@@ -3,7 +3,7 @@
 //! There is one encoding of each hello. A field that is missing, doubled, out of order, too long or unknown is refused
 //! with the name of the field that was due; so are bytes after the last one.
 
-use super::{KNOWN_FEATURES, MaskKind, OtKind, PROTOCOL_VERSION, Terms};
+use super::{BaseKind, KNOWN_FEATURES, MaskKind, PROTOCOL_VERSION, Terms, TransferKind};
 use crate::error::{Error, Result};
 use crate::party::Role;
 
@@ -19,7 +19,7 @@ const MAX_PRIMES: usize = 16;
 pub const MAX_HELLO: usize = 8192;
 
 /// The fields in the order of the wire; a field's number is its place, counted from 1.
-pub const FIELDS: [&str; 15] = [
+pub const FIELDS: [&str; 16] = [
     "protocol version",
     "core version",
     "role",
@@ -29,6 +29,7 @@ pub const FIELDS: [&str; 15] = [
     "primes",
     "flood bits",
     "mask kind",
+    "base transfers",
     "transfer kind",
     "fraction bits",
     "model",
@@ -84,7 +85,8 @@ impl Hello {
             t.primes.iter().flat_map(|q| q.to_le_bytes()).collect(),
             t.flood_bits.to_le_bytes().into(),
             vec![t.mask as u8],
-            vec![t.ot as u8],
+            vec![t.base as u8],
+            vec![t.transfers as u8],
             vec![t.fraction_bits],
             t.model.into(),
             t.features.to_le_bytes().into(),
@@ -137,27 +139,43 @@ impl Hello {
             [1] => MaskKind::FloodSlotsMaskCoefficients,
             [n] => return disagree(FIELDS[8], format!("{n} is unknown")),
         };
-        let ot = match reader.exactly()? {
-            [1] => OtKind::SoftSpoken1,
-            [2] => OtKind::SoftSpoken2,
-            [4] => OtKind::SoftSpoken4,
-            [8] => OtKind::SoftSpoken8,
-            [16] => OtKind::Silent,
+        let base = match reader.exactly()? {
+            [1] => BaseKind::Ristretto,
+            [2] => BaseKind::MlKem768,
             [n] => return disagree(FIELDS[9], format!("{n} is unknown")),
+        };
+        let transfers = match reader.exactly()? {
+            [1] => TransferKind::SoftSpoken1,
+            [2] => TransferKind::SoftSpoken2,
+            [4] => TransferKind::SoftSpoken4,
+            [8] => TransferKind::SoftSpoken8,
+            [16] => TransferKind::Silent,
+            [n] => return disagree(FIELDS[10], format!("{n} is unknown")),
         };
         let [fraction_bits] = reader.exactly()?;
         let model = reader.exactly()?;
         let features = u64::from_le_bytes(reader.exactly()?);
         if features & !KNOWN_FEATURES != 0 {
-            return disagree(FIELDS[12], format!("{:#x} is unknown", features & !KNOWN_FEATURES));
+            return disagree(FIELDS[13], format!("{:#x} is unknown", features & !KNOWN_FEATURES));
         }
         let nonce = reader.exactly()?;
         let marks = reader.up_to(MAX_MARKS)?.to_vec();
         if !reader.rest.is_empty() {
-            return disagree(FIELDS[14], format!("{} bytes follow the last field", reader.rest.len()));
+            return disagree(FIELDS[15], format!("{} bytes follow the last field", reader.rest.len()));
         }
-        let terms =
-            Terms { parameter_table, p, ring_degree, primes, flood_bits, mask, ot, fraction_bits, model, features };
+        let terms = Terms {
+            parameter_table,
+            p,
+            ring_degree,
+            primes,
+            flood_bits,
+            mask,
+            base,
+            transfers,
+            fraction_bits,
+            model,
+            features,
+        };
         Ok(Hello { protocol_version, core_version, role, terms, nonce, marks })
     }
 
@@ -185,12 +203,13 @@ impl Hello {
         same(FIELDS[6], &ours.primes, &theirs.primes)?;
         same(FIELDS[7], &ours.flood_bits, &theirs.flood_bits)?;
         same(FIELDS[8], &ours.mask, &theirs.mask)?;
-        same(FIELDS[9], &ours.ot, &theirs.ot)?;
-        same(FIELDS[10], &ours.fraction_bits, &theirs.fraction_bits)?;
-        same_digest(FIELDS[11], &ours.model, &theirs.model)?;
-        same(FIELDS[12], &ours.features, &theirs.features)?;
+        same(FIELDS[9], &ours.base, &theirs.base)?;
+        same(FIELDS[10], &ours.transfers, &theirs.transfers)?;
+        same(FIELDS[11], &ours.fraction_bits, &theirs.fraction_bits)?;
+        same_digest(FIELDS[12], &ours.model, &theirs.model)?;
+        same(FIELDS[13], &ours.features, &theirs.features)?;
         if self.nonce == peer.nonce {
-            return disagree(FIELDS[13], "the peer repeats ours");
+            return disagree(FIELDS[14], "the peer repeats ours");
         }
         Ok(())
     }

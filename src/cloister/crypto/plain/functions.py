@@ -14,19 +14,17 @@ import torch
 from torch import Tensor
 
 from cloister.crypto.plain.arithmetic import multiply, multiply_truncate
-from cloister.crypto.plain.numbers import FRACTION, check, truncate
+from cloister.crypto.plain.numbers import FRACTION, truncate
 from cloister.errors import InvalidParameter
 
 TABLES: dict[str, Any] = json.loads((files("cloister.crypto.plain") / "tables.json").read_text())
 
-# Bits after the point of a normalised number (reciprocal), of z, of the table and of the factor (exp).
+# Bits after the point of a normalised number (reciprocal) and of z (exp), and those that a comparison sees.
 POINT = 17
 Z_FRACTION = 16
-TABLE = 20
-FACTOR = 14
-# Where exp becomes zero, in cells of 1/64.
-CUT = 616
 CELL = 6
+# Where exp becomes zero, in cells.
+CUT = 1232
 
 
 def _fraction(f: int) -> None:
@@ -85,25 +83,23 @@ def exp2_of_fraction(t: Tensor) -> Tensor:
 
 
 def exp(x: Tensor, f: int = FRACTION, octaves: int = 0, g: int = FRACTION) -> Tensor:
-    """e^x at 2^g for x at 2^f, x <= octaves ln 2 + 0.6; zero below 2^(octaves - 13.9).
+    """e^x at 2^g for x at 2^f, x <= octaves ln 2 + 1.3; zero below 2^(octaves - 27).
 
-    Error: relative 2^-13.5, absolute 2^(octaves - 13.8) where the result is cut, and one last place. The integers are
-    those of the engine when the client holds the whole value and the server's share is zero.
+    Error: 2^-13.9 relative and half a last place. The engine's factors depend on the shares and add a relative 2^-15
+    and an absolute 2^(octaves - 18) at most, with mean 0.
     """
     _fraction(f)
-    if octaves + g > 33 or not 0 <= octaves <= 12:
+    if octaves + g > 32 or not 0 <= octaves <= 12:
         raise InvalidParameter(f"e^x up to 2^{octaves} with {g} fraction bits.")
     _within(x, 1 << min(10 + f, 22), "exp")
     z = truncate(x * TABLES["log2_e"] - (octaves << (f + Z_FRACTION)), f, "exp: z")
+    if z.numel() and int(z.max()) >= 2 << Z_FRACTION:
+        raise InvalidParameter(f"exp: an argument above the window of 2^{octaves}.")
     cells = CUT - octaves * 4_437 // 100
     kept = ((x + (cells << (f - CELL))) >> (f - CELL)) >= 0
-    if z.numel() and int(z.max()) >= 1 << Z_FRACTION:
-        raise InvalidParameter(f"exp: an argument above the window of 2^{octaves}.")
-    below = -(z >> Z_FRACTION) & 15
-    table = (1 << TABLE) >> below
-    factor = (exp2_of_fraction(z & 0xFFFF) + (1 << (29 - FACTOR))) >> (30 - FACTOR)
-    result = truncate(multiply(table, factor, "exp"), TABLE + FACTOR - g - octaves)
-    return torch.where(kept, result, 0)
+    shift = (30 - g - octaves - (z >> Z_FRACTION)).clamp(-3, 62)
+    power = exp2_of_fraction(z & 0xFFFF) << 4
+    return torch.where(kept, (power + (torch.ones_like(z) << (shift + 3))) >> (shift + 4), 0)
 
 
 class Octaves:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -29,7 +27,7 @@ def check(values: Tensor, where: str) -> Tensor:
             place = int(values.abs().argmax())
             worst = int(values.flatten()[place])
             raise OutOfRange(
-                f"{where}: element {place} of {tuple(values.shape)} is {worst}, outside +-{BOUND} (2^{math.log2(BOUND):.2f}).",
+                f"{where}: element {place} of {tuple(values.shape)} is {worst}, outside +-{BOUND}.",
                 advice="Lower the scale or the plan's bounds of this step.",
             )
     return values

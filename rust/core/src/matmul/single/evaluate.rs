@@ -32,13 +32,14 @@ pub(super) fn products_with(
     inputs: &[Encrypted],
     answers: Range<usize>,
 ) -> Vec<Encrypted> {
-    let (level, room) = (plan.level, N / plan.lanes);
+    let (level, room) = (plan.level, plan.room());
     let padded = answers.len().next_multiple_of(TOGETHER);
     let at_once = (TILE / WeightTile::doubles(plan.lanes, padded, 1)).clamp(1, inputs.len());
     let mut sums = vec![0f64; level * padded * 2 * N];
     let mut scratch = Vec::new();
-    let mut polynomials = vec![0i64; answers.len() * room * at_once];
+    let mut polynomials = vec![0f64; answers.len() * room * at_once];
     let mut residues = vec![0u32; answers.len() * room];
+    let mut transforms = vec![0f64; answers.len() * room];
     let mut tile = WeightTile::new(plan.lanes, padded, at_once);
     for first in (0..inputs.len()).step_by(at_once) {
         let here = at_once.min(inputs.len() - first);
@@ -53,11 +54,12 @@ pub(super) fn products_with(
         for (prime, sums) in sums.chunks_exact_mut(padded * 2 * N).enumerate() {
             let modulus = Modulus::new(prime);
             for (input, polynomials) in polynomials.chunks_exact(answers.len() * room).take(here).enumerate() {
-                residues.iter_mut().zip(polynomials).for_each(|(r, &w)| *r = modulus.canonical(w as f64));
+                kernel::canonical_all(version, modulus, polynomials, &mut residues);
                 if room > 1 {
                     ntt::forward(prime, room, &mut residues);
                 }
-                tile.set(modulus, input, &residues);
+                kernel::centre_all(version, modulus, &residues, &mut transforms);
+                tile.set(input, &transforms);
             }
             let row = prime * N..(prime + 1) * N;
             let parts: Vec<[&[u32]; 2]> =
@@ -66,26 +68,25 @@ pub(super) fn products_with(
         }
     }
     let collect = |answer: usize, part: usize| -> Vec<u32> {
-        (0..level)
-            .flat_map(|prime| {
-                let modulus = Modulus::new(prime);
-                let row = &sums[((prime * padded + answer) * 2 + part) * N..][..N];
-                row.iter().map(move |&x| modulus.canonical(x))
-            })
-            .collect()
+        let mut rows = vec![0u32; level * N];
+        for (prime, row) in rows.chunks_exact_mut(N).enumerate() {
+            let sums = &sums[((prime * padded + answer) * 2 + part) * N..][..N];
+            kernel::canonical_all(version, Modulus::new(prime), sums, row);
+        }
+        rows
     };
     (0..answers.len()).map(|answer| Ciphertext { level, c: [collect(answer, 0), collect(answer, 1)] }).collect()
 }
 
 /// The weight polynomial of one input and one answer: column j of the block and output i at i block + block - 1 - j.
-fn fill(plan: &Plan, weights: &Matrix, input: usize, answer: usize, polynomial: &mut [i64]) {
-    polynomial.fill(0);
+fn fill(plan: &Plan, weights: &Matrix, input: usize, answer: usize, polynomial: &mut [f64]) {
+    polynomial.fill(0.0);
     let from = input * plan.block;
     let mut row = vec![0i64; plan.outputs_of(answer)];
     for j in 0..plan.block.min(plan.shape.columns - from) {
         weights.read(from + j, answer * plan.spread, &mut row);
         for (i, &w) in row.iter().enumerate() {
-            polynomial[i * plan.block + plan.block - 1 - j] = w;
+            polynomial[i * plan.block + plan.block - 1 - j] = w as f64;
         }
     }
 }
@@ -102,10 +103,13 @@ pub(super) fn products_plain(
         .map(|answer| {
             let mut sum = Ciphertext::zero(plan.level);
             for (input, ciphertext) in inputs.iter().enumerate() {
-                let mut polynomial = vec![0; N / plan.lanes];
+                let mut polynomial = vec![0.0; plan.room()];
                 fill(plan, weights, input, answer, &mut polynomial);
                 let mut whole = vec![0; N];
-                polynomial.iter().enumerate().for_each(|(i, &w)| whole[i * plan.lanes] = crate::field::from_signed(w));
+                polynomial
+                    .iter()
+                    .enumerate()
+                    .for_each(|(i, &w)| whole[i * plan.lanes] = crate::field::from_signed(w as i64));
                 sum.add_product(ciphertext, &whole);
             }
             sum

@@ -14,6 +14,9 @@ pub(super) const TOGETHER: usize = 4;
 /// Products that are added before a sum is reduced.
 const EXACT: usize = 32;
 
+/// Adding and subtracting 1.5 * 2^52 rounds to an integer without a call.
+const ROUND: f64 = 6_755_399_441_055_744.0;
+
 /// The versions of the loop, best first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Version {
@@ -64,28 +67,69 @@ impl Modulus {
 
     /// The centred double of a canonical residue.
     #[inline(always)]
-    pub(super) fn centre(&self, x: u32) -> f64 {
+    fn centre(&self, x: u32) -> f64 {
         let x = x as i32;
         f64::from(x - (self.integer & ((self.integer / 2 - x) >> 31)))
     }
 
-    /// The canonical residue of a sum of at most 32 products and a residue.
+    /// The canonical residue of an integer below 2^53 in size.
     #[inline(always)]
-    pub(super) fn canonical(&self, x: f64) -> u32 {
-        let r = self.reduce(x) as i32;
-        // One rounding of the quotient may be off by one next to a half, so a residue lies in (-q, q).
+    fn canonical(&self, x: f64) -> u32 {
+        // The quotient may be off by one next to a half, so the residue lies in (-q, q); the sum's low bits are its own.
+        let r = (self.reduce(x) + ROUND).to_bits() as i32;
         (r + (self.integer & (r >> 31))) as u32
     }
 
     /// Brings an exact sum below 2^53 to a residue of absolute value at most about q / 2.
     #[inline(always)]
     fn reduce(&self, x: f64) -> f64 {
-        // Adding and subtracting 1.5 * 2^52 rounds to an integer without a call.
-        const ROUND: f64 = 6_755_399_441_055_744.0;
         let quotient = (x * self.inverse + ROUND) - ROUND;
         // quotient * q is below 2^53 in size and x is exact: no rounding happens here.
         x - quotient * self.q
     }
+}
+
+/// A loop over two slices, compiled once for each version.
+macro_rules! versions {
+    ($(#[$doc:meta])* $name:ident, $from:ty, $to:ty, $map:expr) => {
+        $(#[$doc])*
+        pub(super) fn $name(version: Version, modulus: Modulus, from: &[$from], to: &mut [$to]) {
+            #[inline(always)]
+            fn plain(modulus: Modulus, from: &[$from], to: &mut [$to]) {
+                let map = $map;
+                from.iter().zip(to).for_each(|(&x, to)| *to = map(modulus, x));
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f")]
+            fn avx512(modulus: Modulus, from: &[$from], to: &mut [$to]) {
+                plain(modulus, from, to);
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2")]
+            fn avx2(modulus: Modulus, from: &[$from], to: &mut [$to]) {
+                plain(modulus, from, to);
+            }
+            match version {
+                // SAFETY: this version is only offered where AVX-512 F was detected.
+                #[cfg(target_arch = "x86_64")]
+                Version::Avx512 => unsafe { avx512(modulus, from, to) },
+                // SAFETY: this version is only offered where AVX2 was detected.
+                #[cfg(target_arch = "x86_64")]
+                Version::Avx2 => unsafe { avx2(modulus, from, to) },
+                Version::Portable => plain(modulus, from, to),
+            }
+        }
+    };
+}
+
+versions! {
+    /// Centred doubles of canonical residues.
+    centre_all, u32, f64, |modulus: Modulus, x: u32| modulus.centre(x)
+}
+
+versions! {
+    /// Canonical residues of integers below 2^53 in size.
+    canonical_all, f64, u32, |modulus: Modulus, x: f64| modulus.canonical(x)
 }
 
 /// Weights of a group of answers against a block of inputs, as the loop reads them: for each group of evaluations that
@@ -113,8 +157,8 @@ impl WeightTile {
         N / lanes.max(WIDE) * inputs * answers * if lanes < WIDE { WIDE } else { 1 }
     }
 
-    /// Writes the transforms of input `input` with every answer: `transforms` holds N / lanes residues of each.
-    pub(super) fn set(&mut self, modulus: Modulus, input: usize, transforms: &[u32]) {
+    /// Writes the transforms of input `input` with every answer: `transforms` holds N / lanes centred residues of each.
+    pub(super) fn set(&mut self, input: usize, transforms: &[f64]) {
         let room = N / self.lanes;
         let answers = transforms.len() / room;
         let width = if self.spread_out { WIDE } else { 1 };
@@ -124,12 +168,12 @@ impl WeightTile {
             if self.spread_out {
                 for (answer, to) in to.chunks_exact_mut(WIDE).take(answers).enumerate() {
                     for (lane, to) in to.iter_mut().enumerate() {
-                        *to = modulus.centre(transforms[answer * room + (block * WIDE + lane) / self.lanes]);
+                        *to = transforms[answer * room + (block * WIDE + lane) / self.lanes];
                     }
                 }
             } else {
                 for (answer, to) in to.iter_mut().take(answers).enumerate() {
-                    *to = modulus.centre(transforms[answer * room + block]);
+                    *to = transforms[answer * room + block];
                 }
             }
         }
@@ -153,11 +197,9 @@ pub(super) fn multiply_add(
     let share = tile.lanes.max(WIDE);
     let piece = share.min(32);
     for start in (0..N).step_by(piece) {
-        scratch.clear();
-        for ciphertext in ciphertexts {
-            for part in ciphertext {
-                scratch.extend(part[start..start + piece].iter().map(|&x| modulus.centre(x)));
-            }
+        scratch.resize(ciphertexts.len() * 2 * piece, 0.0);
+        for (part, to) in ciphertexts.iter().flatten().zip(scratch.chunks_exact_mut(piece)) {
+            centre_all(version, modulus, &part[start..start + piece], to);
         }
         let weights = &tile.values[start / share * stride..][..stride];
         for first in (0..tile.answers).step_by(TOGETHER) {

@@ -48,17 +48,17 @@ impl CostModel {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Plan {
     /// The sizes.
-    pub shape: Shape,
+    pub(super) shape: Shape,
     /// Weights lie in [-2^(weight_bits - 1), 2^(weight_bits - 1)).
-    pub weight_bits: u32,
+    pub(super) weight_bits: u32,
     /// Tokens in one ciphertext, a power of two: a polynomial is the sum of X^k x_k(X^lanes).
-    pub lanes: usize,
+    pub(super) lanes: usize,
     /// Columns in one ciphertext.
-    pub block: usize,
+    pub(super) block: usize,
     /// Outputs in one answer. `block * spread <= N / lanes`.
-    pub spread: usize,
+    pub(super) spread: usize,
     /// Primes of a request.
-    pub level: usize,
+    pub(super) level: usize,
 }
 
 impl Plan {
@@ -124,8 +124,13 @@ impl Plan {
         })
     }
 
+    /// The sizes.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
     /// Coefficients of one token's polynomial, and of a weight polynomial.
-    pub fn room(&self) -> usize {
+    pub(super) fn room(&self) -> usize {
         N / self.lanes
     }
 

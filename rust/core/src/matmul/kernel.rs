@@ -1,0 +1,367 @@
+//! The inner loop of the products: a small matrix of weights times a small matrix of residues, in doubles.
+//!
+//! Residues are centred, at most 2^24 in size, so a product has 48 bits and [`EXACT_TERMS`] of them add up exactly; then
+//! the sums are brought back to residues. That is one fused multiply-add per weight, lane and prime and about a tenth more.
+//! A *panel* is eight rows of weights, a *tile* the sums of one panel over sixteen lanes: sixteen AVX-512 registers.
+
+#[cfg(target_arch = "x86_64")]
+use super::kernel_vector::{Avx2, Avx512};
+use super::kernel_vector::{Isa, Plain, ROUNDER, Vector};
+
+/// Rows of weights in a panel.
+pub(super) const ROWS: usize = 8;
+/// Lanes of a tile.
+pub(super) const LANES: usize = 16;
+/// Sums in a tile.
+pub(super) const TILE: usize = ROWS * LANES;
+/// Products of two centred residues that a double can add up exactly, beside one residue.
+pub(super) const EXACT_TERMS: usize = 32;
+
+/// A prime below 2^25 as the kernels want it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Modulus {
+    /// The prime.
+    pub q: f64,
+    /// Its inverse, rounded.
+    pub inverse: f64,
+}
+
+impl Modulus {
+    /// The kernels' form of a prime of at most 2^25 - 2^14 + 1: that bound is what makes [`EXACT_TERMS`] products fit.
+    pub fn new(q: u32) -> Self {
+        let half = u64::from(q / 2) + 2;
+        assert!(
+            EXACT_TERMS as u64 * half * half + half < 1 << 53,
+            "the kernels add 32 products exactly only below 2^25"
+        );
+        Self { q: f64::from(q), inverse: 1.0 / f64::from(q) }
+    }
+}
+
+/// The sizes of one call: `panels` x 8 rows, `terms` columns, `lane_blocks` x 16 lanes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub panels: usize,
+    pub terms: usize,
+    pub lane_blocks: usize,
+}
+
+impl Block {
+    /// Weights: `[panel][term][row]`.
+    pub fn weights(&self) -> usize {
+        self.panels * self.terms * ROWS
+    }
+    /// Values: `[term][lane]`.
+    pub fn values(&self) -> usize {
+        self.terms * self.lane_blocks * LANES
+    }
+    /// Sums: `[panel][lane block][row][lane]`.
+    pub fn sums(&self) -> usize {
+        self.panels * self.lane_blocks * TILE
+    }
+}
+
+/// Room for the kernels' doubles, kept from call to call.
+#[derive(Default)]
+pub(super) struct Scratch {
+    weights: Vec<f64>,
+    values: Vec<f64>,
+}
+
+/// Adds weights times values to the sums, all centred residues mod `m` (off by at most 2 from the centre's bound).
+pub(super) fn accumulate(
+    isa: Isa,
+    block: Block,
+    weights: &[i32],
+    values: &[i32],
+    sums: &mut [i32],
+    m: Modulus,
+    scratch: &mut Scratch,
+) {
+    assert!(weights.len() == block.weights() && values.len() == block.values() && sums.len() == block.sums());
+    scratch.weights.resize(block.weights(), 0.0);
+    scratch.values.resize(block.terms * LANES, 0.0);
+    // SAFETY: `Isa` values other than `Portable` are only made where the instructions exist, and the lengths are checked.
+    unsafe {
+        match isa {
+            Isa::Portable => accumulate_as::<Plain, 4, 1>(block, weights, values, sums, m, scratch),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => accumulate_avx2(block, weights, values, sums, m, scratch),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => accumulate_avx512(block, weights, values, sums, m, scratch),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => accumulate_as::<Plain, 4, 1>(block, weights, values, sums, m, scratch),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn accumulate_avx2(b: Block, w: &[i32], x: &[i32], sums: &mut [i32], m: Modulus, scratch: &mut Scratch) {
+    // SAFETY: the feature is enabled and the caller checked the lengths.
+    unsafe { accumulate_as::<Avx2, 4, 1>(b, w, x, sums, m, scratch) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn accumulate_avx512(b: Block, w: &[i32], x: &[i32], sums: &mut [i32], m: Modulus, scratch: &mut Scratch) {
+    // SAFETY: the feature is enabled and the caller checked the lengths.
+    unsafe { accumulate_as::<Avx512, 8, 2>(b, w, x, sums, m, scratch) }
+}
+
+/// # Safety
+/// The instructions of `V` are enabled; slices and scratch have the lengths of the block.
+#[inline(always)]
+unsafe fn accumulate_as<V: Vector, const R: usize, const L: usize>(
+    block: Block,
+    weights: &[i32],
+    values: &[i32],
+    sums: &mut [i32],
+    m: Modulus,
+    scratch: &mut Scratch,
+) {
+    // SAFETY: every pointer stays inside the slice that it came from, whose lengths the caller checked.
+    unsafe {
+        for k in (0..block.weights()).step_by(8) {
+            V::load_i32(weights.as_ptr().add(k)).store(scratch.weights.as_mut_ptr().add(k));
+        }
+        let stride = block.lane_blocks * LANES;
+        let mut tile = [0f64; TILE];
+        for lanes in 0..block.lane_blocks {
+            for j in 0..block.terms {
+                let from = values.as_ptr().add(j * stride + lanes * LANES);
+                let to = scratch.values.as_mut_ptr().add(j * LANES);
+                V::load_i32(from).store(to);
+                V::load_i32(from.add(8)).store(to.add(8));
+            }
+            for panel in 0..block.panels {
+                let sums = sums.as_mut_ptr().add((panel * block.lane_blocks + lanes) * TILE);
+                for k in (0..TILE).step_by(8) {
+                    V::load_i32(sums.add(k)).store(tile.as_mut_ptr().add(k));
+                }
+                let w = scratch.weights.as_ptr().add(panel * block.terms * ROWS);
+                tile_product::<V, R, L>(block.terms, w, scratch.values.as_ptr(), &mut tile, Some(m));
+                for k in (0..TILE).step_by(8) {
+                    V::load(tile.as_ptr().add(k)).store_i32(sums.add(k));
+                }
+            }
+        }
+    }
+}
+
+/// One tile: `sums[row][lane] += w[term][row] * x[term][lane]`, in blocks of R rows and L vectors held in registers,
+/// reduced mod `m` every [`EXACT_TERMS`] terms and at the end; without `m` the caller answers for exactness.
+///
+/// # Safety
+/// The instructions of `V` are enabled, `w` holds `terms` x 8 and `x` `terms` x 16 doubles.
+#[inline(always)]
+unsafe fn tile_product<V: Vector, const R: usize, const L: usize>(
+    terms: usize,
+    w: *const f64,
+    x: *const f64,
+    sums: &mut [f64; TILE],
+    m: Option<Modulus>,
+) {
+    // SAFETY: all offsets are below terms * 8, terms * 16 and TILE.
+    unsafe {
+        for row in (0..ROWS).step_by(R) {
+            for lane in (0..LANES).step_by(8 * L) {
+                let at = |r: usize, l: usize| (row + r) * LANES + lane + 8 * l;
+                let mut acc = [[V::splat(0.0); L]; R];
+                for (r, line) in acc.iter_mut().enumerate() {
+                    for (l, a) in line.iter_mut().enumerate() {
+                        *a = V::load(sums.as_ptr().add(at(r, l)));
+                    }
+                }
+                let step = if m.is_some() { EXACT_TERMS } else { terms };
+                let mut j = 0;
+                while j < terms {
+                    let end = (j + step).min(terms);
+                    while j < end {
+                        let mut v = [V::splat(0.0); L];
+                        for (l, v) in v.iter_mut().enumerate() {
+                            *v = V::load(x.add(j * LANES + lane + 8 * l));
+                        }
+                        for (r, line) in acc.iter_mut().enumerate() {
+                            let weight = V::splat(*w.add(j * ROWS + row + r));
+                            for (a, &v) in line.iter_mut().zip(&v) {
+                                *a = weight.mul_add(v, *a);
+                            }
+                        }
+                        j += 1;
+                    }
+                    if let Some(m) = m {
+                        for a in acc.iter_mut().flatten() {
+                            *a = reduce(*a, V::splat(m.q), V::splat(m.inverse));
+                        }
+                    }
+                }
+                for (r, line) in acc.iter().enumerate() {
+                    for (l, &a) in line.iter().enumerate() {
+                        a.store(sums.as_mut_ptr().add(at(r, l)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// x less the nearest multiple of q: at most q / 2 + 2 in size for |x| < 2^53.
+///
+/// # Safety
+/// The instructions of `V` are enabled.
+#[inline(always)]
+pub(super) unsafe fn reduce<V: Vector>(x: V, q: V, inverse: V) -> V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let rounder = V::splat(ROUNDER);
+        let quotient = x.mul_add(inverse, rounder).sub(rounder);
+        quotient.mul_sub_from(q, x)
+    }
+}
+
+#[cfg(test)]
+/// Adds weights times values to sums of doubles, without reduction: the caller sees to it that no sum reaches 2^53.
+/// The layouts are those of [`accumulate`], the values and weights already doubles.
+pub(super) fn accumulate_exact(isa: Isa, block: Block, weights: &[f64], values: &[f64], sums: &mut [f64]) {
+    assert!(weights.len() == block.weights() && values.len() == block.values() && sums.len() == block.sums());
+    // SAFETY: `Isa` values other than `Portable` are only made where the instructions exist, and the lengths are checked.
+    unsafe {
+        match isa {
+            Isa::Portable => exact_as::<Plain, 4, 1>(block, weights, values, sums),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => exact_avx2(block, weights, values, sums),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => exact_avx512(block, weights, values, sums),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => exact_as::<Plain, 4, 1>(block, weights, values, sums),
+        }
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn exact_avx2(block: Block, weights: &[f64], values: &[f64], sums: &mut [f64]) {
+    // SAFETY: the feature is enabled and the caller checked the lengths.
+    unsafe { exact_as::<Avx2, 4, 1>(block, weights, values, sums) }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+#[target_feature(enable = "avx512f")]
+unsafe fn exact_avx512(block: Block, weights: &[f64], values: &[f64], sums: &mut [f64]) {
+    // SAFETY: the feature is enabled and the caller checked the lengths.
+    unsafe { exact_as::<Avx512, 8, 2>(block, weights, values, sums) }
+}
+
+#[cfg(test)]
+/// The values of this form are stored `[lane block][term][lane]`.
+///
+/// # Safety
+/// The instructions of `V` are enabled; the slices have the lengths of the block.
+#[inline(always)]
+unsafe fn exact_as<V: Vector, const R: usize, const L: usize>(
+    block: Block,
+    weights: &[f64],
+    values: &[f64],
+    sums: &mut [f64],
+) {
+    // SAFETY: every pointer stays inside the slice that it came from, whose lengths the caller checked.
+    unsafe {
+        for lanes in 0..block.lane_blocks {
+            let x = values.as_ptr().add(lanes * block.terms * LANES);
+            for panel in 0..block.panels {
+                let w = weights.as_ptr().add(panel * block.terms * ROWS);
+                let tile = sums.as_mut_ptr().add((panel * block.lane_blocks + lanes) * TILE);
+                tile_product::<V, R, L>(block.terms, w, x, &mut *tile.cast::<[f64; TILE]>(), None);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::SecretRng;
+
+    const Q: u32 = 33_538_049;
+
+    fn residues(rng: &mut SecretRng, n: usize) -> Vec<i32> {
+        (0..n).map(|_| (rng.next_u64() % u64::from(Q)) as i32 - (Q / 2) as i32).collect()
+    }
+
+    fn twin(block: Block, w: &[i32], x: &[i32], sums: &mut [i64]) {
+        let stride = block.lane_blocks * LANES;
+        for panel in 0..block.panels {
+            for row in 0..ROWS {
+                for lane in 0..stride {
+                    let at = ((panel * block.lane_blocks + lane / LANES) * ROWS + row) * LANES + lane % LANES;
+                    for j in 0..block.terms {
+                        let w = i64::from(w[(panel * block.terms + j) * ROWS + row]);
+                        sums[at] = (sums[at] + w * i64::from(x[j * stride + lane])).rem_euclid(i64::from(Q));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_variant_computes_the_same_residues() {
+        let mut rng = SecretRng::from_insecure_fixed_seed(1);
+        for (panels, terms, lane_blocks) in [(1, 1, 1), (2, 31, 3), (1, 32, 2), (3, 33, 1), (1, 200, 4)] {
+            let block = Block { panels, terms, lane_blocks };
+            let (w, x) = (residues(&mut rng, block.weights()), residues(&mut rng, block.values()));
+            let start = residues(&mut rng, block.sums());
+            let mut want: Vec<i64> = start.iter().map(|&v| i64::from(v)).collect();
+            twin(block, &w, &x, &mut want);
+            for isa in Isa::available() {
+                let mut got = start.clone();
+                accumulate(isa, block, &w, &x, &mut got, Modulus::new(Q), &mut Scratch::default());
+                assert!(got.iter().all(|v| v.unsigned_abs() <= Q / 2 + 2), "{isa:?} leaves the centred range");
+                let got: Vec<i64> = got.iter().map(|&v| i64::from(v).rem_euclid(i64::from(Q))).collect();
+                assert_eq!(got, want, "{isa:?} {block:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_residues_of_one_sign_still_add_up_exactly() {
+        let block = Block { panels: 1, terms: 96, lane_blocks: 1 };
+        let top = (Q / 2) as i32 + 2;
+        for (a, b) in [(top, top), (-top, top)] {
+            let (w, x) = (vec![a; block.weights()], vec![b; block.values()]);
+            let mut want = vec![i64::from(b); block.sums()];
+            twin(block, &w, &x, &mut want);
+            for isa in Isa::available() {
+                let mut got = vec![b; block.sums()];
+                accumulate(isa, block, &w, &x, &mut got, Modulus::new(Q), &mut Scratch::default());
+                let got: Vec<i64> = got.iter().map(|&v| i64::from(v).rem_euclid(i64::from(Q))).collect();
+                assert_eq!(got, want, "{isa:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_unreduced_form_is_the_integer_product() {
+        let mut rng = SecretRng::from_insecure_fixed_seed(2);
+        let block = Block { panels: 2, terms: 70, lane_blocks: 2 };
+        let small = |rng: &mut SecretRng, n| -> Vec<f64> {
+            (0..n).map(|_| (rng.next_u64() % (1 << 20)) as f64 - f64::from(1 << 19)).collect()
+        };
+        let (w, x) = (small(&mut rng, block.weights()), small(&mut rng, block.values()));
+        for isa in Isa::available() {
+            let mut sums = vec![0.0; block.sums()];
+            accumulate_exact(isa, block, &w, &x, &mut sums);
+            for (at, &sum) in sums.iter().enumerate() {
+                let (tile, row, lane) = (at / TILE, at / LANES % ROWS, at % LANES);
+                let (panel, lanes) = (tile / block.lane_blocks, tile % block.lane_blocks);
+                let want: i64 = (0..block.terms)
+                    .map(|j| {
+                        w[(panel * block.terms + j) * ROWS + row] as i64
+                            * x[(lanes * block.terms + j) * LANES + lane] as i64
+                    })
+                    .sum();
+                assert_eq!(sum as i64, want, "{isa:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! What the two parties tell each other about their stores in the hello, and what follows from it.
+//!
+//! [`reconcile`] is one pure function that both parties compute on the same two messages, so they come to the same
+//! answer or both refuse. Two separate ideas protect a correlation:
+//! * *Safety.* A range is durable in both marks before either party uses it, so the larger of the two `used` counters
+//!   covers everything that was ever used, whatever happened to one of the stores.
+//! * *Detection.* Sessions form a chain and `confirmed` counters only rise, so a store that was copied or restored from
+//!   a backup is behind what its peer has proof of, and both sides refuse.
+
+use super::format::{FORMAT, Identity, LaneState, Reader, State, Writer};
+use super::lane::Lane;
+use crate::error::{Error, Result};
+use crate::party::Role;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The longest marks that the hello carries.
+pub const MAX_MARKS: usize = 4096;
+
+/// SHA-256 over length-prefixed parts.
+pub(super) fn hash(domain: &str, parts: &[&[u8]]) -> [u8; 32] {
+    let mut hasher = Sha256::new();
+    for part in std::iter::once(domain.as_bytes()).chain(parts.iter().copied()) {
+        hasher.update((part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    hasher.finalize().into()
+}
+
+pub(super) fn short(digest: [u8; 32]) -> [u8; 16] {
+    digest[..16].try_into().expect("16 of 32 bytes")
+}
+
+/// The public part of a lane's counters.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct LaneMark {
+    used: u64,
+    confirmed: u64,
+    filled: u64,
+    last_count: u64,
+    chain: [u8; 8],
+    chain_before: [u8; 8],
+}
+
+/// One party's marks.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Marks {
+    role: Role,
+    /// Hash of both fingerprints and the parameters.
+    pair: [u8; 32],
+    pub store: [u8; 16],
+    peer_store: Option<[u8; 16]>,
+    session: [u8; 16],
+    earlier: Option<[u8; 16]>,
+    reserve_blocks: u32,
+    /// Fresh for each message, so that no two sessions have the same name.
+    nonce: [u8; 16],
+    lanes: BTreeMap<Lane, LaneMark>,
+}
+
+fn pair(identity: &Identity) -> [u8; 32] {
+    let (client, server) =
+        if identity.role.is_client() { (&identity.own, &identity.peer) } else { (&identity.peer, &identity.own) };
+    hash("store pair", &[client, server, &identity.parameters])
+}
+
+impl Marks {
+    pub fn new(identity: &Identity, store: [u8; 16], state: &State, reserve_blocks: u32, nonce: [u8; 16]) -> Self {
+        let first = |chain: &[u8; 16]| chain[..8].try_into().expect("8 of 16 bytes");
+        let lane = |s: &LaneState| LaneMark {
+            used: s.used,
+            confirmed: s.confirmed,
+            filled: s.filled,
+            last_count: s.last_count,
+            chain: first(&s.chain),
+            chain_before: first(&s.chain_before),
+        };
+        Self {
+            role: identity.role,
+            pair: pair(identity),
+            store,
+            peer_store: state.peer_store,
+            session: state.session,
+            earlier: state.earlier,
+            reserve_blocks,
+            nonce,
+            lanes: state.lanes.iter().map(|(&l, s)| (l, lane(s))).collect(),
+        }
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer(Vec::new());
+        w.put(b"CLSH").put(&FORMAT.to_le_bytes()).put(&[u8::from(self.role.is_client())]).put(&self.pair);
+        w.put(&self.store).optional(self.peer_store).put(&self.session).optional(self.earlier);
+        w.put(&self.reserve_blocks.to_le_bytes()).put(&self.nonce).put(&[self.lanes.len() as u8]);
+        for (lane, m) in &self.lanes {
+            w.put(&lane.encode()).number(m.used).number(m.confirmed).number(m.filled).number(m.last_count);
+            w.put(&m.chain).put(&m.chain_before);
+        }
+        w.0
+    }
+
+    /// Whether this party has more of a lane than the other.
+    pub fn ahead_of(&self, other: &Marks, lane: Lane) -> bool {
+        let filled = |m: &Marks| m.lanes.get(&lane).map_or(0, |l| l.filled);
+        filled(self) > filled(other)
+    }
+
+    /// Strict: anything that [`Marks::encode`] would not have written is refused.
+    pub fn decode(bytes: &[u8]) -> Result<Marks> {
+        let wrong = |reason: &str| Error::BadMessage { step: "store marks".into(), reason: reason.into() };
+        if bytes.len() > MAX_MARKS {
+            return Err(wrong("more than 4096 bytes"));
+        }
+        let parse = || -> Result<Marks> {
+            let mut r = Reader(bytes);
+            if r.take()? != *b"CLSH" || r.take()? != FORMAT.to_le_bytes() {
+                return Err(wrong("another format version"));
+            }
+            let role = match r.take()? {
+                [0] => Role::Server,
+                [1] => Role::Client,
+                _ => return Err(wrong("an unknown role")),
+            };
+            let marks = Marks {
+                role,
+                pair: r.take()?,
+                store: r.take()?,
+                peer_store: r.optional()?,
+                session: r.take()?,
+                earlier: r.optional()?,
+                reserve_blocks: u32::from_le_bytes(r.take()?),
+                nonce: r.take()?,
+                lanes: r.lanes(|r| {
+                    Ok(LaneMark {
+                        used: r.number()?,
+                        confirmed: r.number()?,
+                        filled: r.number()?,
+                        last_count: r.number()?,
+                        chain: r.take()?,
+                        chain_before: r.take()?,
+                    })
+                })?,
+            };
+            if !r.0.is_empty() {
+                return Err(wrong("bytes after the end"));
+            }
+            Ok(marks)
+        };
+        let marks = parse().map_err(|e| wrong(&e.to_string()))?;
+        for (lane, m) in &marks.lanes {
+            let whole = [m.used, m.confirmed, m.filled, m.last_count].iter().all(|n| n % lane.block_items() == 0);
+            // Counters near 2^64 would only serve to overflow something.
+            let ordered = m.confirmed <= m.used && m.used <= m.filled && m.last_count <= m.filled;
+            if !whole || !ordered || m.filled >= 1 << 60 {
+                return Err(wrong("counters that no store can have"));
+            }
+        }
+        if marks.reserve_blocks == 0 {
+            return Err(wrong("reservations of nothing"));
+        }
+        Ok(marks)
+    }
+}
+
+/// What both parties do after comparing marks.
+#[derive(Debug, PartialEq)]
+pub(super) struct Outcome {
+    /// Name of the new session.
+    pub session: [u8; 16],
+    /// The last session that both had written down.
+    pub common: [u8; 16],
+    pub reserve_blocks: u32,
+    /// For each lane: used and filled up to, and whether our newest batch goes because the peer lost its half.
+    pub lanes: BTreeMap<Lane, (u64, u64, bool)>,
+}
+
+/// Compares both marks. The answer is the same at both parties, but for who drops a batch.
+pub(super) fn reconcile(mine: &Marks, theirs: &Marks) -> Result<Outcome> {
+    let refuse = |field, reason: &str| Err(Error::Disagreement { field, reason: reason.to_owned() });
+    if mine.role == theirs.role {
+        return refuse("role", "both stores were made for the same role");
+    }
+    if mine.pair != theirs.pair {
+        return refuse("store", "the stores were made for another pair of parties or other parameters");
+    }
+    let knows = |known: &Option<[u8; 16]>, is: &[u8; 16]| known.is_none_or(|id| id == *is);
+    if !knows(&mine.peer_store, &theirs.store) || !knows(&theirs.peer_store, &mine.store) {
+        return refuse("store", "one party's store is not the one that the other met before");
+    }
+    let common = if mine.session == theirs.session || theirs.earlier == Some(mine.session) {
+        mine.session
+    } else if mine.earlier == Some(theirs.session) {
+        theirs.session
+    } else if let (Some(a), Some(b)) = (mine.earlier, theirs.earlier)
+        && a == b
+    {
+        a
+    } else {
+        return refuse("store", "one store was copied or restored: the other had sessions that it does not know");
+    };
+    let nothing = LaneMark::default();
+    let all: BTreeSet<Lane> = mine.lanes.keys().chain(theirs.lanes.keys()).copied().collect();
+    let mut lanes = BTreeMap::new();
+    for lane in all {
+        let a = mine.lanes.get(&lane).unwrap_or(&nothing);
+        let b = theirs.lanes.get(&lane).unwrap_or(&nothing);
+        let one_behind = |ahead: &LaneMark, behind: &LaneMark| {
+            ahead.last_count > 0
+                && ahead.filled - ahead.last_count == behind.filled
+                && ahead.chain_before == behind.chain
+        };
+        let drop_mine = if a.filled == b.filled && a.chain == b.chain {
+            false
+        } else if a.filled > b.filled && one_behind(a, b) {
+            true
+        } else if b.filled > a.filled && one_behind(b, a) {
+            false
+        } else {
+            return refuse("store", "the stores hold different batches");
+        };
+        let filled = a.filled.min(b.filled);
+        // What the peer has proof of must be in our mark, and the other way round.
+        if a.used < b.confirmed || b.used < a.confirmed {
+            return refuse("store", "one store was restored: its mark is behind what the other has proof of");
+        }
+        // A range inside a dropped batch was reserved by one party only, hence never used: the batch itself goes.
+        let used = a.used.max(b.used).min(filled);
+        lanes.insert(lane, (used, filled, drop_mine));
+    }
+    if lanes.len() > super::lane::MAX_LANES {
+        return refuse("store", "the stores have too many lanes together");
+    }
+    let (m, t) = (mine.encode(), theirs.encode());
+    let (client, server) = if mine.role.is_client() { (&m, &t) } else { (&t, &m) };
+    Ok(Outcome {
+        session: short(hash("store session", &[client, server])),
+        common,
+        reserve_blocks: mine.reserve_blocks.min(theirs.reserve_blocks),
+        lanes,
+    })
+}

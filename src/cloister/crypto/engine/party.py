@@ -1,0 +1,362 @@
+"""One party of a session. The work is done in the Rust core; here shapes are checked and errors are translated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.crypto import native
+from cloister.crypto.engine.identity import Identity
+from cloister.crypto.engine.shares import FRACTION_BITS, PRIME, VALUE_BOUND, Bits, Shares, encode
+from cloister.errors import InvalidParameter
+
+Role = Literal["client", "server"]
+EXACT_BITS = 40  # compares every number inside the bound exactly
+SCORE_BITS = 20  # enough for probabilities and gate scores
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a session is set up. Both parties must agree on `fraction`, `transfers`, `model` and the link that plans
+    are made for; the hello compares them."""
+
+    identity: Identity | None = None
+    peer: str | None = None  # the other party's fingerprint
+    insecure_loopback: bool = False  # no TLS, on one machine only: for tests and measurements
+    fraction: int = FRACTION_BITS
+    transfers: Literal["softspoken1", "softspoken2", "softspoken4", "softspoken8", "silent"] = "softspoken2"
+    model: bytes = bytes(32)  # a digest of what is computed
+    quiet_seconds: float = 60.0  # how long the peer may be silent
+    threads: int | None = None
+    link_bits_per_second: float | None = None  # imitate a slower link
+    link_delay_seconds: float = 0.0
+
+    def as_native(self) -> dict[str, Any]:
+        """The dictionary that the Rust core reads."""
+        given: dict[str, Any] = {
+            "fraction_bits": float(self.fraction),
+            "transfers": self.transfers,
+            "quiet_seconds": float(self.quiet_seconds),
+            "model": self.model,
+        }
+        if self.threads is not None:
+            given["threads"] = float(self.threads)
+        if self.link_bits_per_second is not None:
+            given["link_bits_per_second"] = float(self.link_bits_per_second)
+            given["link_delay_seconds"] = float(self.link_delay_seconds)
+        if self.identity is not None and self.peer is not None:
+            given |= {"certificate": self.identity.certificate, "key": self.identity.key, "peer": self.peer}
+        elif not self.insecure_loopback:
+            raise InvalidParameter(
+                "A session needs this party's identity and the peer's fingerprint.",
+                advice="Make identities with Identity.create and exchange the fingerprints.",
+            )
+        return given
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one named step cost this party."""
+
+    step: str
+    bytes_sent: int
+    bytes_received: int
+    messages_sent: int
+    rounds: int
+    seconds: float
+
+
+class Listener:
+    """Waits for clients at an address; port 0 lets the system choose, `port` tells."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        with native.translated():
+            self._native = native.load().Listener(host, port)
+
+    @property
+    def port(self) -> int:
+        """The port it listens at."""
+        return int(self._native.port)
+
+    def accept(self, settings: Settings, seconds: float = 60.0) -> Party:
+        """The session with the next client, as its server."""
+        with native.translated():
+            return Party(self._native.accept(float(seconds), settings.as_native()), "server", settings)
+
+
+class Party:
+    """One party of a session."""
+
+    def __init__(self, inner: Any, role: Role, settings: Settings) -> None:
+        self._native = inner
+        self.role: Role = role
+        self.fraction = settings.fraction
+
+    @classmethod
+    def connect(cls, host: str, port: int, settings: Settings) -> Self:
+        """A session with the server at `host:port`, as its client."""
+        with native.translated():
+            return cls(native.load().Party.connect(host, port, settings.as_native()), "client", settings)
+
+    def __repr__(self) -> str:
+        return f"Party(role={self.role!r})"
+
+    # ---- the session ----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Say goodbye. What follows fails with `SessionOver`."""
+        with native.translated():
+            self._native.finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._native.abandon()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Count every byte, round and second of the block under `name`."""
+        with native.translated():
+            self._native.enter(name)
+        yield  # after an error the session is over and nothing is counted any more
+        with native.translated():
+            self._native.leave()
+
+    def costs(self) -> list[Cost]:
+        """What every step cost so far."""
+        with native.translated():
+            return [Cost(**step) for step in json.loads(self._native.costs())]
+
+    def reset_costs(self) -> None:
+        """Forget the costs counted so far."""
+        with native.translated():
+            self._native.reset_costs()
+
+    def meet(self) -> None:
+        """Wait until the peer stands at the same point."""
+        with native.translated():
+            self._native.meet()
+
+    def preprocess(
+        self, *, send: int = 0, receive: int = 0, send16: int = 0, receive16: int = 0, triples: int = 0
+    ) -> None:
+        """Make random transfers (as this party sees them) and triples ahead; steps then take from the stock."""
+        with native.translated():
+            self._native.preprocess(send, receive, send16, receive16, triples)
+
+    # ---- values in and out ----------------------------------------------------------------------------------------
+
+    def share(self, values: NDArray[np.float64] | None, *, owner: Role, shape: Sequence[int] | None = None) -> Shares:
+        """The owner's numbers as shares. The other party passes None and the shape."""
+        words: NDArray[np.int64] | None = None
+        if values is not None:
+            words = _signed(encode(np.asarray(values, dtype=np.float64), self.fraction))
+            shape = words.shape
+        return self._share(words, owner, shape)
+
+    def share_integers(
+        self, values: NDArray[np.int64] | None, *, owner: Role, shape: Sequence[int] | None = None, fraction: int = 0
+    ) -> Shares:
+        """The owner's integers as shares with `fraction` fraction bits."""
+        if values is not None:
+            values = np.ascontiguousarray(values, dtype=np.int64)
+            if values.size and np.abs(values).max() >= VALUE_BOUND:
+                raise InvalidParameter(f"An integer of size {np.abs(values).max()} does not fit into a share.")
+            shape = values.shape
+        return self._share(values, owner, shape, fraction)
+
+    def _share(
+        self, values: NDArray[np.int64] | None, owner: Role, shape: Sequence[int] | None, fraction: int | None = None
+    ) -> Shares:
+        if shape is None:
+            raise InvalidParameter("The party that does not own the values must say their shape.")
+        shape = tuple(shape)
+        with native.translated():
+            out = self._native.share(owner, values, int(np.prod(shape, dtype=np.int64)))
+        return Shares(_words(out).reshape(shape), self.fraction if fraction is None else fraction)
+
+    def reveal(self, x: Shares, *, to: Role | Literal["both"]) -> NDArray[np.float64] | None:
+        """Open values: this reveals them. The party that is not to see them gets None."""
+        integers = self.reveal_integers(x, to=to)
+        return None if integers is None else integers / float(1 << x.fraction)
+
+    def reveal_integers(self, x: Shares, *, to: Role | Literal["both"]) -> NDArray[np.int64] | None:
+        """Open values as the integers they are, the fraction bits included."""
+        with native.translated():
+            out = self._native.reveal_to_both(x.data) if to == "both" else self._native.reveal_to(to, x.data)
+        return None if out is None else np.frombuffer(out, dtype=np.int64).reshape(x.shape)
+
+    def constant(self, values: NDArray[np.float64] | float, like: Shares) -> Shares:
+        """Public numbers as shares of the shape and scale of `like`: the client holds them, the server holds zeros."""
+        words = np.broadcast_to(encode(np.asarray(values, dtype=np.float64), like.fraction), like.shape).copy()
+        return Shares(words if self.role == "client" else np.zeros_like(words), like.fraction)
+
+    # ---- products -------------------------------------------------------------------------------------------------
+
+    def matmul(
+        self, x: Shares, weights: NDArray[np.integer[Any]] | None, *, outputs: int, weight_bits: int = 16
+    ) -> Shares:
+        """`x` (rows, columns) times the server's integer weights (columns, outputs), which add FRACTION_BITS to the
+        scale. Off by at most one last place before truncation."""
+        rows, columns = _two(x)
+        given = None if weights is None else np.ascontiguousarray(weights, dtype=np.int32)
+        if given is not None and given.shape != (columns, outputs):
+            raise InvalidParameter(f"Weights of shape {given.shape} where ({columns}, {outputs}) was expected.")
+        with native.translated():
+            out = self._native.product(x.data, rows, columns, outputs, weight_bits, given)
+        return Shares(_words(out).reshape(rows, outputs), x.fraction + self.fraction)
+
+    def batched_matmul(
+        self, x: Shares, weights: Sequence[NDArray[np.int16]] | None, *, outputs: Sequence[int]
+    ) -> list[Shares]:
+        """`x` (experts, tokens, columns) times each of the server's 16-bit weight arrays (experts, outputs, columns).
+        Exact. Several arrays share one request."""
+        if len(x.shape) != 3:
+            raise InvalidParameter(f"Shares of shape {x.shape} where (experts, tokens, columns) was expected.")
+        experts, tokens, columns = x.shape
+        given = None
+        if weights is not None:
+            given = [np.ascontiguousarray(w, dtype=np.int16) for w in weights]
+            for array, out in zip(given, outputs, strict=True):
+                if array.shape != (experts, out, columns):
+                    raise InvalidParameter(f"Weights {array.shape} where ({experts}, {out}, {columns}) was expected.")
+        with native.translated():
+            results = self._native.batched_product(x.data, experts, tokens, columns, list(outputs), given)
+        return [
+            Shares(_words(share).reshape(experts, tokens, out), x.fraction + self.fraction)
+            for share, out in zip(results, outputs, strict=True)
+        ]
+
+    def shared_matmul(self, x: Shares, y: Shares) -> Shares:
+        """Products of pairs of shared matrices, (..., rows, columns) times (..., columns, outputs), in one round. Off
+        by at most two last places before truncation."""
+        *batch, rows, columns = x.shape
+        *other, inner, outputs = y.shape
+        if batch != other or inner != columns:
+            raise InvalidParameter(f"Shapes {x.shape} and {y.shape} cannot be multiplied.")
+        count = int(np.prod(batch, dtype=np.int64))
+        with native.translated():
+            out = self._native.shared_products(x.data, y.data, count, rows, columns, outputs)
+        return Shares(_words(out).reshape(*batch, rows, outputs), x.fraction + y.fraction)
+
+    # ---- arithmetic -----------------------------------------------------------------------------------------------
+
+    def truncate(self, x: Shares, bits: int | None = None) -> Shares:
+        """Drop fraction bits (down to the session's scale unless said otherwise), off by at most one last place."""
+        bits = x.fraction - self.fraction if bits is None else bits
+        with native.translated():
+            return Shares(_words(self._native.truncate(x.data, bits)).reshape(x.shape), x.fraction - bits)
+
+    def multiply(self, x: Shares, y: Shares) -> Shares:
+        """Element by element; the scales add up."""
+        _same_shape(x, y)
+        with native.translated():
+            return Shares(_words(self._native.multiply(x.data, y.data)).reshape(x.shape), x.fraction + y.fraction)
+
+    def square(self, x: Shares) -> Shares:
+        """Element by element, at twice the scale."""
+        with native.translated():
+            return Shares(_words(self._native.square(x.data)).reshape(x.shape), 2 * x.fraction)
+
+    def select(self, bits: Bits, x: Shares) -> Shares:
+        """x where the bit is 1, else 0."""
+        _same_shape(bits, x)
+        with native.translated():
+            return Shares(_words(self._native.select(bits.data, x.data)).reshape(x.shape), x.fraction)
+
+    # ---- bits and order -------------------------------------------------------------------------------------------
+
+    def less_than(self, x: Shares, y: Shares, *, bits: int = EXACT_BITS, drop_bits: int = 0) -> Bits:
+        """[x < y]. With fewer `bits` it is cheaper: then |x - y| must be below 2^(bits + drop_bits - 1) last places,
+        and differences below 2^drop_bits may come out either way."""
+        _same_shape(x, y)
+        with native.translated():
+            return _bits(self._native.less_than(x.data, y.data, bits, drop_bits), x.shape)
+
+    def is_negative(self, x: Shares, *, bits: int = EXACT_BITS, drop_bits: int = 0) -> Bits:
+        """[x < 0]."""
+        with native.translated():
+            return _bits(self._native.is_negative(x.data, bits, drop_bits), x.shape)
+
+    def equal(self, x: Shares, y: Shares) -> Bits:
+        """[x = y], exactly."""
+        _same_shape(x, y)
+        with native.translated():
+            return _bits(self._native.equal(x.data, y.data), x.shape)
+
+    def logical_and(self, a: Bits, b: Bits) -> Bits:
+        """a and b."""
+        _same_shape(a, b)
+        with native.translated():
+            return _bits(self._native.bits_and(a.data, b.data), a.shape)
+
+    def logical_or(self, a: Bits, b: Bits) -> Bits:
+        """a or b."""
+        _same_shape(a, b)
+        with native.translated():
+            return _bits(self._native.bits_or(a.data, b.data), a.shape)
+
+    def logical_not(self, a: Bits) -> Bits:
+        """not a."""
+        with native.translated():
+            return _bits(self._native.bits_not(a.data), a.shape)
+
+    def bits_to_values(self, a: Bits) -> Shares:
+        """Bits as the integers 0 and 1 (no fraction bits)."""
+        with native.translated():
+            return Shares(_words(self._native.bits_to_field(a.data)).reshape(a.shape), 0)
+
+    def maximum(self, x: Shares, *, bits: int = EXACT_BITS, drop_bits: int = 0) -> Shares:
+        """The largest along the last axis."""
+        with native.translated():
+            out = self._native.maximum(x.data, x.shape[-1], bits, drop_bits)
+        return Shares(_words(out).reshape(x.shape[:-1]), x.fraction)
+
+    def top_k_mask(self, x: Shares, k: int, *, bits: int = SCORE_BITS, drop_bits: int = 0) -> Bits:
+        """[among the k largest along the last axis]; equal values are ordered by place, so exactly k are chosen."""
+        with native.translated():
+            return _bits(self._native.top_k_mask(x.data, x.shape[-1], k, bits, drop_bits), x.shape)
+
+    def dispatch(self, x: Shares, slots: int, *, bits: int = SCORE_BITS, drop_bits: int = 0) -> Shares:
+        """For each row the 0/1 matrix (slots, length) whose i-th line picks the i-th largest value (no fraction
+        bits): what sends a token to a slot of an expert."""
+        with native.translated():
+            out = self._native.dispatch_ranks(x.data, x.shape[-1], slots, bits, drop_bits)
+        return Shares(_words(out).reshape(*x.shape[:-1], slots, x.shape[-1]), 0)
+
+
+def _words(raw: Any) -> NDArray[np.uint64]:
+    return np.frombuffer(raw, dtype=np.uint64)
+
+
+def _bits(raw: Any, shape: tuple[int, ...]) -> Bits:
+    return Bits(np.frombuffer(raw, dtype=np.uint8).reshape(shape))
+
+
+def _signed(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    integers = words.astype(np.int64)
+    return np.ascontiguousarray(np.where(integers > PRIME // 2, integers - PRIME, integers))
+
+
+def _two(x: Shares) -> tuple[int, int]:
+    if len(x.shape) != 2:
+        raise InvalidParameter(f"Shares of shape {x.shape} where (rows, columns) was expected.")
+    return x.shape[0], x.shape[1]
+
+
+def _same_shape(a: Shares | Bits, b: Shares | Bits) -> None:
+    if a.shape != b.shape:
+        raise InvalidParameter(f"Shapes {a.shape} and {b.shape} differ.")
