@@ -5,6 +5,7 @@
 //! (encryption), [`matmul`] (products), [`ot`] (oblivious transfer and its store), [`protocol`] (everything that is
 //! not linear). Nothing here knows Python.
 
+pub mod engine;
 pub mod error;
 pub mod field;
 pub mod matmul;

@@ -106,11 +106,11 @@ fn change(hello: &[u8], field: usize, how: Change) -> Vec<u8> {
 fn every_change_of_every_field_of_either_hello_is_refused_with_the_name_of_the_field() {
     let mut cases = 0;
     for of in [Role::Client, Role::Server] {
-        for field in 0..FIELDS.len() {
+        for (field, &name) in FIELDS.iter().enumerate() {
             for how in [Change::Lower, Change::Remove, Change::Unknown, Change::Swap] {
                 let (client, server) = meet(of, move |hello| change(hello, field, how));
                 // Swapped with the first, the last field is missed where the first is due.
-                let due = if how == Change::Swap && field == FIELDS.len() - 1 { FIELDS[0] } else { FIELDS[field] };
+                let due = if how == Change::Swap && field == FIELDS.len() - 1 { FIELDS[0] } else { name };
                 let mut named = 0;
                 for outcome in [&client, &server] {
                     match outcome {

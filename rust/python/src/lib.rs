@@ -1,10 +1,20 @@
 //! The Python module `cloister_native`. No cryptography here: arguments are converted, the interpreter lock is
 //! released, errors of the core become Python exceptions.
 
+mod convert;
+mod error;
+mod party;
+
 use pyo3::prelude::*;
 
 /// What Python imports as `cloister_native`.
 #[pymodule]
 fn cloister_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("CORE_VERSION", cloister_core::VERSION)
+    module.add("CORE_VERSION", cloister_core::VERSION)?;
+    module.add("PRIME", cloister_core::field::P)?;
+    module.add("EngineError", module.py().get_type::<error::EngineError>())?;
+    module.add_class::<party::Party>()?;
+    module.add_class::<party::Listener>()?;
+    module.add_function(wrap_pyfunction!(party::generate_identity, module)?)?;
+    module.add_function(wrap_pyfunction!(party::fingerprint, module)?)
 }

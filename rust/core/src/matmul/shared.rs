@@ -8,6 +8,7 @@
 //! equal shapes, the bytes of the two plans for each product. Security: that of [`super::single`], with the
 //! server's share in the place of the weights.
 
+use super::Encryption;
 use super::single::{self, CostModel, Item, Matrix, Plan, Section, Shape};
 use crate::error::{Error, Result};
 use crate::field::{self, P_BITS};
@@ -75,7 +76,20 @@ pub struct Pair<'a> {
     pub y: &'a [u64],
 }
 
-/// The client's side of a batch of products of one plan. Returns its share of each.
+/// A batch of products of shared matrices, all of one plan. Returns this party's share of each.
+pub fn multiply(
+    party: &mut Party,
+    encryption: &Encryption,
+    plan: &SharedPlan,
+    pairs: &[Pair],
+) -> Result<Vec<Vec<u64>>> {
+    party.step("shared product", |party| match encryption {
+        Encryption::Client(keys) => keys.pool.install(|| client(party, &keys.secret, plan, pairs)),
+        Encryption::Server(keys) => keys.pool.install(|| server(party, &keys.public, plan, pairs)),
+    })
+}
+
+/// The client's side of [`multiply`], for callers that hold the key themselves.
 pub fn client(party: &mut Party, key: &SecretKey, plan: &SharedPlan, pairs: &[Pair]) -> Result<Vec<Vec<u64>>> {
     plan.check(pairs)?;
     let Shape { rows, columns, outputs } = plan.shape;
@@ -91,7 +105,7 @@ pub fn client(party: &mut Party, key: &SecretKey, plan: &SharedPlan, pairs: &[Pa
     Ok(sums)
 }
 
-/// The server's side of [`client`].
+/// The server's side of [`multiply`], for callers that hold the key themselves.
 pub fn server(party: &mut Party, key: &PublicKey, plan: &SharedPlan, pairs: &[Pair]) -> Result<Vec<Vec<u64>>> {
     plan.check(pairs)?;
     let Shape { rows, columns, outputs } = plan.shape;
@@ -160,8 +174,11 @@ mod tests {
             let (c, s) = testing::run(
                 |party| {
                     let out = client(party, &secret, &self.plan, &self.pairs(0))?;
-                    let seen = &party.channel.costs()[0];
-                    cost = [seen.bytes_sent, seen.bytes_received, seen.rounds];
+                    for seen in party.channel.costs() {
+                        cost[0] += seen.bytes_sent;
+                        cost[1] += seen.bytes_received;
+                        cost[2] += seen.rounds;
+                    }
                     Ok(out)
                 },
                 |party| server(party, &public, &self.plan, &self.pairs(1)),

@@ -23,7 +23,7 @@ mod plan;
 mod tests;
 mod weights;
 
-pub use ahead::{PreparedClient, PreparedServer, online_client, online_server, prepare_client, prepare_server};
+pub use ahead::{Prepared, online, prepare};
 pub(super) use clear::product as clear_product;
 #[cfg(test)]
 pub(super) use clear::product_plain as clear_product_plain;
@@ -31,6 +31,7 @@ pub use plan::{CostModel, Plan, Shape};
 pub use weights::Matrix;
 pub(super) use weights::transpose;
 
+use super::Encryption;
 use crate::error::{Error, Result};
 use crate::field;
 use crate::net::Kind;
@@ -46,16 +47,44 @@ const REQUESTS_A_MESSAGE: usize = 16;
 /// Request ciphertexts after which a window closes: small tiles are evaluated together.
 const WINDOW: usize = 128;
 
-/// The client's side of one product; `x` is its share, row after row. Returns its share of the product.
+/// Multiplies a shared matrix by weights that only the server knows; `x` is this party's share, row after row, and so
+/// is what comes back of the product. The server passes its weights, the client none.
+pub fn multiply(
+    party: &mut Party,
+    encryption: &Encryption,
+    plan: &Plan,
+    x: &[u64],
+    weights: Option<Matrix>,
+) -> Result<Vec<u64>> {
+    party.step("single product", |party| match (encryption, weights) {
+        (Encryption::Client(keys), None) => keys.pool.install(|| client(party, &keys.secret, plan, x)),
+        (Encryption::Server(keys), Some(weights)) => {
+            keys.pool.install(|| server(party, &keys.public, plan, weights, x))
+        }
+        _ => Err(Error::BadArgument("the server passes its weights, the client none".into())),
+    })
+}
+
+/// The client's side of [`multiply`], for callers that hold the key themselves.
 pub fn client(party: &mut Party, key: &SecretKey, plan: &Plan, x: &[u64]) -> Result<Vec<u64>> {
     let mut out = client_batch(party, key, &[Section { plan, items: &[x] }])?;
     Ok(out.swap_remove(0).swap_remove(0))
 }
 
-/// The server's side of one product; `x` is its share, row after row. Returns its share of the product.
+/// The server's side of [`multiply`], for callers that hold the key themselves.
 pub fn server(party: &mut Party, key: &PublicKey, plan: &Plan, weights: Matrix, x: &[u64]) -> Result<Vec<u64>> {
-    let items = [Item { weights, share: Some(x) }];
-    let mut out = server_batch(party, key, &[Section { plan, items: &items }])?;
+    server_adding(party, key, plan, weights, Some(x))
+}
+
+/// The product with the client's matrix, to which the server adds its share if it has one.
+fn server_adding(
+    party: &mut Party,
+    key: &PublicKey,
+    plan: &Plan,
+    weights: Matrix,
+    share: Option<&[u64]>,
+) -> Result<Vec<u64>> {
+    let mut out = server_batch(party, key, &[Section { plan, items: &[Item { weights, share }] }])?;
     Ok(out.swap_remove(0).swap_remove(0))
 }
 
@@ -87,9 +116,10 @@ pub(super) fn client_batch(party: &mut Party, key: &SecretKey, batch: &[Section<
         // One window ahead: the server never waits for the next request while it works.
         for (section, window) in asked.by_ref().take(if now == 0 { 2 } else { 1 }) {
             let Section { plan, items } = batch[*section];
-            send_requests(party, key, plan, items, window.clone())?;
+            party.step("request", |party| send_requests(party, key, plan, items, window.clone()))?;
         }
-        receive_answers(party, key, batch[*section].plan, window.clone(), &mut out[*section])?;
+        let (plan, out) = (batch[*section].plan, &mut out[*section]);
+        party.step("answer", |party| receive_answers(party, key, plan, window.clone(), out))?;
     }
     Ok(out)
 }
@@ -110,8 +140,9 @@ pub(super) fn server_batch(party: &mut Party, key: &PublicKey, batch: &[Section<
     let mut out = empty_shares(batch);
     for (section, window) in windows(batch) {
         let Section { plan, items } = &batch[section];
-        let encrypted = receive_requests(party, key, plan, items, window.clone())?;
-        send_answers(party, key, plan, items, window, &encrypted, &mut out[section])?;
+        let out = &mut out[section];
+        let encrypted = party.step("request", |party| receive_requests(party, key, plan, items, window.clone()))?;
+        party.step("answer", |party| send_answers(party, key, plan, items, window, &encrypted, out))?;
     }
     Ok(out)
 }

@@ -115,7 +115,8 @@ impl EncryptedTriples {
     }
 
     fn new(keys: Keys) -> Self {
-        Self { keys, rng: SecretRng::from_os(), triples: Stock(vec![vec![]; 3]), squares: Stock(vec![vec![]; 2]) }
+        let (triples, squares) = (Stock(vec![vec![]; 3]), Stock(vec![vec![]; 2]));
+        Self { keys, rng: SecretRng::from_os(), triples, squares }
     }
 
     /// Triples in stock.
@@ -152,12 +153,13 @@ impl EncryptedTriples {
         if batches == 0 {
             return Ok(());
         }
-        channel.enter("triples");
+        let begun = channel.begin("triples");
+        let rng = &mut self.rng;
         let outcome = match &self.keys {
-            Keys::Client(key) => client(channel, key, &mut self.rng, what, batches, stock),
-            Keys::Server(key) => server(channel, key, &mut self.rng, what, batches, stock),
+            Keys::Client(key) => client(channel, key, rng, what, batches, stock),
+            Keys::Server(key) => server(channel, key, rng, what, batches, stock),
         };
-        channel.leave();
+        channel.end(begun, &outcome);
         outcome
     }
 }

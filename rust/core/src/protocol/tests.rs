@@ -238,3 +238,29 @@ fn small_rings_exhaustively() {
         }
     }
 }
+
+#[test]
+fn extended_transfers_serve_every_step_as_the_dealers_do() {
+    use crate::ot::{BaseKind, ExtendedOt, GroupBits, OtConfig, OtKind};
+    let mut x = edges();
+    x.extend(values(500, VALUE_BOUND));
+    let (a, b) = share(&x);
+    let body = |x: Vec<u64>| {
+        move |p: &mut Party| {
+            let config = OtConfig { base: BaseKind::Ristretto, kind: OtKind::SoftSpoken(GroupBits::new(2)?) };
+            p.ot = Box::new(ExtendedOt::set_up(&mut p.channel, p.role, &[9; 32], config, &mut SecretRng::from_os())?);
+            let negative = is_negative(p, &x, 41, 0)?;
+            let part = select(p, &negative, &x)?;
+            let low: Vec<u64> = to_ring(p, &x, 0, 5)?;
+            Ok((negative, part, one_hot(p, &low, 5, 32)?, low, truncate(p, &x, 12)?))
+        }
+    };
+    let (c, s) = run(body(a), body(b));
+    let (c, s) = (c.unwrap(), s.unwrap());
+    assert!(xored(&c.0, &s.0).iter().zip(&x).all(|(&b, &x)| (b == 1) == (x < 0)));
+    assert!(open(&c.1, &s.1).iter().zip(&x).all(|(&got, &x)| got == x.min(0)));
+    for (i, row) in xored(&c.2, &s.2).chunks(32).enumerate() {
+        assert!(row.iter().enumerate().all(|(place, &bit)| (bit == 1) == (place as u64 == (c.3[i] + s.3[i]) & 31)));
+    }
+    assert!(open(&c.4, &s.4).iter().zip(&x).all(|(got, x)| (0..=1).contains(&(got - (x >> 12)))));
+}

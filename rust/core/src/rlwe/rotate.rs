@@ -63,6 +63,11 @@ impl RotationKeys {
         self.keys.keys().copied().collect()
     }
 
+    /// Takes over the keys of another set from the same client. What was merged is used, not sent again.
+    pub fn merge(&mut self, other: RotationKeys) {
+        self.keys.extend(other.keys);
+    }
+
     /// The ciphertext of the permuted plaintext.
     pub fn apply(&self, ciphertext: &Ciphertext, automorphism: Automorphism) -> Result<Ciphertext> {
         let Some(key) = self.keys.get(&automorphism) else {

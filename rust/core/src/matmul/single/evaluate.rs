@@ -12,12 +12,11 @@ pub(super) type Encrypted = Ciphertext;
 /// Doubles that a tile of transformed weights may take: 4 MiB, about a core's share of the caches.
 const TILE: usize = 1 << 19;
 /// Most answers that are computed together.
-const GROUP: usize = 16;
+const GROUP: usize = 24;
 
-/// Answers that are computed together: enough to share the loads of the inputs, few enough to keep all cores busy.
+/// Answers that are computed together: enough to share the loads of the inputs, few enough to keep four threads busy.
 pub(super) fn group_size(plan: &Plan) -> usize {
-    let even = plan.answers().div_ceil(8).next_multiple_of(TOGETHER);
-    even.clamp(TOGETHER, GROUP)
+    plan.answers().div_ceil(4).next_multiple_of(TOGETHER).min(GROUP)
 }
 
 /// The products of a tile's inputs with the weights of some answers, not yet hidden.

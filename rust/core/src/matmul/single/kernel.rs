@@ -11,6 +11,8 @@ use crate::rlwe::{N, PRIMES};
 pub(super) const WIDE: usize = 8;
 /// Answers that share one load of the ciphertexts.
 pub(super) const TOGETHER: usize = 4;
+/// Doubles of one stretch of the ciphertexts: half a second-level cache of a megabyte.
+const STRETCH: usize = 1 << 16;
 /// Products that are added before a sum is reduced.
 const EXACT: usize = 32;
 
@@ -89,34 +91,29 @@ impl Modulus {
     }
 }
 
-/// A loop over two slices, compiled once for each version.
+/// A loop that the compiler turns into vectors, compiled once for each version.
 macro_rules! versions {
-    ($(#[$doc:meta])* $name:ident, $from:ty, $to:ty, $map:expr) => {
+    ($(#[$doc:meta])* $name:ident, $plain:ident, ($($arg:ident: $type:ty),*)) => {
         $(#[$doc])*
-        pub(super) fn $name(version: Version, modulus: Modulus, from: &[$from], to: &mut [$to]) {
-            #[inline(always)]
-            fn plain(modulus: Modulus, from: &[$from], to: &mut [$to]) {
-                let map = $map;
-                from.iter().zip(to).for_each(|(&x, to)| *to = map(modulus, x));
-            }
+        pub(super) fn $name(version: Version, $($arg: $type),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f")]
-            fn avx512(modulus: Modulus, from: &[$from], to: &mut [$to]) {
-                plain(modulus, from, to);
+            fn avx512($($arg: $type),*) {
+                $plain($($arg),*);
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2")]
-            fn avx2(modulus: Modulus, from: &[$from], to: &mut [$to]) {
-                plain(modulus, from, to);
+            fn avx2($($arg: $type),*) {
+                $plain($($arg),*);
             }
             match version {
                 // SAFETY: this version is only offered where AVX-512 F was detected.
                 #[cfg(target_arch = "x86_64")]
-                Version::Avx512 => unsafe { avx512(modulus, from, to) },
+                Version::Avx512 => unsafe { avx512($($arg),*) },
                 // SAFETY: this version is only offered where AVX2 was detected.
                 #[cfg(target_arch = "x86_64")]
-                Version::Avx2 => unsafe { avx2(modulus, from, to) },
-                Version::Portable => plain(modulus, from, to),
+                Version::Avx2 => unsafe { avx2($($arg),*) },
+                Version::Portable => $plain($($arg),*),
             }
         }
     };
@@ -124,12 +121,42 @@ macro_rules! versions {
 
 versions! {
     /// Centred doubles of canonical residues.
-    centre_all, u32, f64, |modulus: Modulus, x: u32| modulus.centre(x)
+    centre_all, centre_all_plain, (modulus: Modulus, from: &[u32], to: &mut [f64])
+}
+
+#[inline(always)]
+fn centre_all_plain(modulus: Modulus, from: &[u32], to: &mut [f64]) {
+    from.iter().zip(to).for_each(|(&x, to)| *to = modulus.centre(x));
 }
 
 versions! {
     /// Canonical residues of integers below 2^53 in size.
-    canonical_all, f64, u32, |modulus: Modulus, x: f64| modulus.canonical(x)
+    canonical_all, canonical_all_plain, (modulus: Modulus, from: &[f64], to: &mut [u32])
+}
+
+#[inline(always)]
+fn canonical_all_plain(modulus: Modulus, from: &[f64], to: &mut [u32]) {
+    from.iter().zip(to).for_each(|(&x, to)| *to = modulus.canonical(x));
+}
+
+versions! {
+    /// Centred doubles of one stretch of all ciphertexts, ordered as the loop reads them: WIDE evaluations of input after
+    /// input, polynomial 0 and 1 of each, then the next WIDE evaluations.
+    centre_columns, centre_columns_plain,
+    (modulus: Modulus, ciphertexts: &[[&[u32]; 2]], start: usize, length: usize, to: &mut [f64])
+}
+
+#[inline(always)]
+fn centre_columns_plain(modulus: Modulus, ciphertexts: &[[&[u32]; 2]], start: usize, length: usize, to: &mut [f64]) {
+    let column = 2 * ciphertexts.len() * WIDE;
+    for (stream, part) in ciphertexts.iter().flatten().enumerate() {
+        for (at, from) in part[start..start + length].chunks_exact(WIDE).enumerate() {
+            let to = &mut to[at * column + stream * WIDE..][..WIDE];
+            for lane in 0..WIDE {
+                to[lane] = modulus.centre(from[lane]);
+            }
+        }
+    }
 }
 
 /// Weights of a group of answers against a block of inputs, as the loop reads them: for each group of evaluations that
@@ -193,36 +220,25 @@ pub(super) fn multiply_add(
     debug_assert_eq!(ciphertexts.len(), tile.inputs);
     let width = if tile.spread_out { WIDE } else { 1 };
     let stride = tile.inputs * tile.answers * width;
-    // Evaluations that are centred at a time: one weight's block, in pieces that fit a first-level cache.
     let share = tile.lanes.max(WIDE);
-    let piece = share.min(32);
-    for start in (0..N).step_by(piece) {
-        scratch.resize(ciphertexts.len() * 2 * piece, 0.0);
-        for (part, to) in ciphertexts.iter().flatten().zip(scratch.chunks_exact_mut(piece)) {
-            centre_all(version, modulus, &part[start..start + piece], to);
-        }
-        let weights = &tile.values[start / share * stride..][..stride];
-        for first in (0..tile.answers).step_by(TOGETHER) {
-            for offset in (0..piece).step_by(WIDE) {
+    let column = 2 * tile.inputs * WIDE;
+    // Evaluations that are centred at a time: long enough to be read in order, short enough for a second-level cache.
+    let stretch = (STRETCH / column).clamp(1, 32).next_power_of_two() * WIDE;
+    scratch.resize(stretch / WIDE * column, 0.0);
+    for start in (0..N).step_by(stretch) {
+        centre_columns(version, modulus, ciphertexts, start, stretch, scratch);
+        for (x, at) in scratch.chunks_exact(column).zip((start..).step_by(WIDE)) {
+            let weights = &tile.values[at / share * stride..][..stride];
+            for first in (0..tile.answers).step_by(TOGETHER) {
                 let mut acc = [[[0.0; WIDE]; 2]; TOGETHER];
-                for (g, acc) in acc.iter_mut().enumerate() {
-                    for (part, acc) in acc.iter_mut().enumerate() {
-                        acc.copy_from_slice(&sums[((first + g) * 2 + part) * N + start + offset..][..WIDE]);
-                    }
+                for (row, acc) in acc.iter_mut().flatten().enumerate() {
+                    acc.copy_from_slice(&sums[(first * 2 + row) * N + at..][..WIDE]);
                 }
-                let step = Step {
-                    x: &scratch[offset..],
-                    piece,
-                    w: &weights[first * width..],
-                    answers: tile.answers,
-                    inputs: tile.inputs,
-                    spread_out: tile.spread_out,
-                };
+                let w = &weights[first * width..];
+                let step = Step { x, w, answers: tile.answers, inputs: tile.inputs, spread_out: tile.spread_out };
                 run(version, modulus, &step, &mut acc);
-                for (g, acc) in acc.iter().enumerate() {
-                    for (part, acc) in acc.iter().enumerate() {
-                        sums[((first + g) * 2 + part) * N + start + offset..][..WIDE].copy_from_slice(acc);
-                    }
+                for (row, acc) in acc.iter().flatten().enumerate() {
+                    sums[(first * 2 + row) * N + at..][..WIDE].copy_from_slice(acc);
                 }
             }
         }
@@ -233,9 +249,8 @@ type Acc = [[[f64; WIDE]; 2]; TOGETHER];
 
 /// What one pass of the loop reads: WIDE evaluations of all inputs, TOGETHER answers.
 struct Step<'a> {
-    /// Input by input, polynomial 0 then 1, `piece` doubles each; the first WIDE of them count.
+    /// Input by input, polynomial 0 then 1, WIDE doubles each.
     x: &'a [f64],
-    piece: usize,
     /// Input by input `answers` weights (times WIDE if spread out); the first TOGETHER of them count.
     w: &'a [f64],
     answers: usize,
@@ -247,8 +262,7 @@ impl Step<'_> {
     /// The vector versions read without bounds checks: this is what they rely on.
     fn assert_in_bounds(&self) {
         let width = if self.spread_out { WIDE } else { 1 };
-        assert!(self.inputs > 0 && self.piece >= WIDE);
-        assert!(self.x.len() >= (2 * self.inputs - 1) * self.piece + WIDE);
+        assert!(self.inputs > 0 && self.x.len() >= 2 * self.inputs * WIDE);
         assert!(self.w.len() >= ((self.inputs - 1) * self.answers + TOGETHER) * width);
     }
 }
@@ -290,7 +304,7 @@ fn portable(modulus: Modulus, step: &Step, acc: &mut Acc) {
             for (g, acc) in acc.iter_mut().enumerate() {
                 let w = &step.w[(input * step.answers + g) * width..][..width];
                 for (part, acc) in acc.iter_mut().enumerate() {
-                    let x = &step.x[(2 * input + part) * step.piece..][..WIDE];
+                    let x = &step.x[(2 * input + part) * WIDE..][..WIDE];
                     for lane in 0..WIDE {
                         // Products and sums are integers below 2^53: no rounding, with or without fusing.
                         acc[lane] += x[lane] * w[lane % width];
@@ -326,14 +340,14 @@ mod x86 {
             while left > 0 {
                 let now = left.min(EXACT);
                 for _ in 0..now {
-                    let (x0, x1) = (_mm512_loadu_pd(x), _mm512_loadu_pd(x.wrapping_add(step.piece)));
+                    let (x0, x1) = (_mm512_loadu_pd(x), _mm512_loadu_pd(x.wrapping_add(WIDE)));
                     for (g, sum) in sums.iter_mut().enumerate() {
                         let w = w.add(g * width);
                         let w = if SPREAD { _mm512_loadu_pd(w) } else { _mm512_set1_pd(*w) };
                         sum[0] = _mm512_fmadd_pd(x0, w, sum[0]);
                         sum[1] = _mm512_fmadd_pd(x1, w, sum[1]);
                     }
-                    x = x.wrapping_add(2 * step.piece);
+                    x = x.wrapping_add(2 * WIDE);
                     w = w.wrapping_add(step.answers * width);
                 }
                 for sum in sums.iter_mut().flatten() {
@@ -370,14 +384,14 @@ mod x86 {
                 while left > 0 {
                     let now = left.min(EXACT);
                     for _ in 0..now {
-                        let (x0, x1) = (_mm256_loadu_pd(x), _mm256_loadu_pd(x.wrapping_add(step.piece)));
+                        let (x0, x1) = (_mm256_loadu_pd(x), _mm256_loadu_pd(x.wrapping_add(WIDE)));
                         for (g, sum) in sums.iter_mut().enumerate() {
                             let w = w.add(g * width);
                             let w = if SPREAD { _mm256_loadu_pd(w.add(half)) } else { _mm256_set1_pd(*w) };
                             sum[0] = _mm256_fmadd_pd(x0, w, sum[0]);
                             sum[1] = _mm256_fmadd_pd(x1, w, sum[1]);
                         }
-                        x = x.wrapping_add(2 * step.piece);
+                        x = x.wrapping_add(2 * WIDE);
                         w = w.wrapping_add(step.answers * width);
                     }
                     for sum in sums.iter_mut().flatten() {

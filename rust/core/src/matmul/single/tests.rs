@@ -1,6 +1,7 @@
 use super::kernel::{TOGETHER, Version};
 use super::*;
 use crate::field::to_signed;
+use crate::matmul::ClientKeys;
 use crate::testing;
 
 /// A cost model that leaves the choice to the shape.
@@ -45,12 +46,10 @@ impl Case {
     }
 
     fn run(&self) -> [Vec<u64>; 2] {
-        let mut rng = SecretRng::from_os();
-        let secret = SecretKey::generate(&mut rng);
-        let public = secret.public_key(&[1; 32], &mut rng);
+        let (mine, other) = encryption();
         let (c, s) = testing::run(
-            |party| client(party, &secret, &self.plan, &self.x[0]),
-            |party| server(party, &public, &self.plan, self.matrix(), &self.x[1]),
+            |party| multiply(party, &mine, &self.plan, &self.x[0], None),
+            |party| multiply(party, &other, &self.plan, &self.x[1], Some(self.matrix())),
         );
         [c.unwrap(), s.unwrap()]
     }
@@ -162,22 +161,21 @@ fn the_loop_is_exact_at_the_largest_residues() {
 #[test]
 fn prepared_products_are_those_of_integers_up_to_one() {
     let case = case(Shape { rows: 7, columns: 150, outputs: 40 }, 16);
-    let mut rng = SecretRng::from_os();
-    let secret = SecretKey::generate(&mut rng);
-    let public = secret.public_key(&[1; 32], &mut rng);
+    let (mine, other) = encryption();
     let (c, s) = testing::run(
         |party| {
-            let prepared = prepare_client(party, &secret, &case.plan)?;
+            let prepared = prepare(party, &mine, &case.plan, None)?;
             party.channel.reset_costs();
-            let out = online_client(party, prepared, &case.x[0])?;
+            let out = online(party, &mine, prepared, &case.x[0], None)?;
             let cost = party.channel.costs();
-            assert_eq!(cost[0].bytes_sent, 16 + field::packed_len(7 * 150, field::P_BITS) as u64);
-            assert_eq!((cost[0].bytes_received, cost[0].rounds), (0, 0));
+            let sent: u64 = cost.iter().map(|cost| cost.bytes_sent).sum();
+            assert_eq!(sent, 16 + field::packed_len(7 * 150, field::P_BITS) as u64);
+            assert!(cost.iter().all(|cost| (cost.bytes_received, cost.rounds) == (0, 0)));
             Ok(out)
         },
         |party| {
-            let prepared = prepare_server(party, &public, &case.plan, case.matrix())?;
-            online_server(party, prepared, case.matrix(), &case.x[1])
+            let prepared = prepare(party, &other, &case.plan, Some(case.matrix()))?;
+            online(party, &other, prepared, &case.x[1], Some(case.matrix()))
         },
     );
     worst(&[c.unwrap(), s.unwrap()], &case.expected());
@@ -220,16 +218,15 @@ fn plans_fit_the_noise_the_memory_and_the_limits() {
 fn lengths_and_rounds_do_not_depend_on_the_values() {
     let mut case = case(Shape { rows: 9, columns: 90, outputs: 30 }, 16);
     let cost = |case: &Case| {
-        let mut rng = SecretRng::from_os();
-        let secret = SecretKey::generate(&mut rng);
-        let public = secret.public_key(&[1; 32], &mut rng);
+        let (mine, other) = encryption();
         let (c, _) = testing::run(
             |party| {
-                client(party, &secret, &case.plan, &case.x[0])?;
-                let cost = party.channel.costs().swap_remove(0);
-                Ok((cost.bytes_sent, cost.bytes_received, cost.messages_sent, cost.rounds))
+                multiply(party, &mine, &case.plan, &case.x[0], None)?;
+                let costs = party.channel.costs();
+                let sum = |part: fn(&crate::net::StepCost) -> u64| costs.iter().map(part).sum::<u64>();
+                Ok((sum(|c| c.bytes_sent), sum(|c| c.bytes_received), sum(|c| c.messages_sent), sum(|c| c.rounds)))
             },
-            |party| server(party, &public, &case.plan, case.matrix(), &case.x[1]),
+            |party| multiply(party, &other, &case.plan, &case.x[1], Some(case.matrix())),
         );
         c.unwrap()
     };
@@ -240,6 +237,16 @@ fn lengths_and_rounds_do_not_depend_on_the_values() {
     assert_eq!(random.3, 1);
     assert_eq!(random.0 - 16 * random.2, case.plan.bytes_up() as u64);
     assert!(random.1 <= case.plan.bytes_down().unwrap() as u64 + 16 * case.plan.answers() as u64);
+}
+
+/// Both parties' keys, without an exchange.
+fn encryption() -> (Encryption, Encryption) {
+    use crate::matmul::ServerKeys;
+    let (secret, public, mut rng) = keys();
+    let rotations = secret.rotation_keys(&[], &mut rng);
+    let pool = || rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let client = Encryption::Client(ClientKeys { secret: secret.into(), pool: pool() });
+    (client, Encryption::Server(ServerKeys { public: public.into(), rotations, pool: pool() }))
 }
 
 fn keys() -> (SecretKey, PublicKey, SecretRng) {
@@ -309,7 +316,9 @@ fn attack_weights_from_c0() {
 /// What the server does with messages that a client must not send.
 #[test]
 fn bad_requests_end_the_session_with_a_typed_error() {
-    let (secret, public, mut rng) = keys();
+    let (mine, other) = encryption();
+    let Encryption::Client(ClientKeys { secret, .. }) = &mine else { unreachable!() };
+    let mut rng = SecretRng::from_os();
     let case = case(Shape { rows: 2, columns: 8, outputs: 3 }, 16);
     let length = case.plan.bytes_up();
     let good = |rng: &mut SecretRng| -> Vec<u8> {
@@ -319,7 +328,7 @@ fn bad_requests_end_the_session_with_a_typed_error() {
         let (mut c, mut s) = testing::parties();
         c.channel.send(kind, body).unwrap();
         c.channel.flush().unwrap();
-        server(&mut s, &public, &case.plan, case.matrix(), &case.x[1])
+        multiply(&mut s, &other, &case.plan, &case.x[1], Some(case.matrix()))
     };
     assert!(outcome(Kind::Request, &good(&mut rng)).is_ok());
     for wrong in [0, 1, length - 1, length + 1] {
@@ -340,7 +349,7 @@ fn bad_requests_end_the_session_with_a_typed_error() {
 /// What the client does with messages that a server must not send, and the server with a bad online message.
 #[test]
 fn bad_answers_and_bad_openings_end_the_session_with_a_typed_error() {
-    let (secret, public, mut rng) = keys();
+    let ((mine, other), mut rng) = (encryption(), SecretRng::from_os());
     let case = case(Shape { rows: 3, columns: 8, outputs: 3 }, 16);
     assert_eq!((case.plan.answers(), case.plan.tiles()), (1, 1));
     let length = case.plan.answer_plan().unwrap().answer_len(9);
@@ -348,7 +357,7 @@ fn bad_answers_and_bad_openings_end_the_session_with_a_typed_error() {
         let (mut c, mut s) = testing::parties();
         s.channel.send(kind, body).unwrap();
         s.channel.flush().unwrap();
-        client(&mut c, &secret, &case.plan, &case.x[0])
+        multiply(&mut c, &mine, &case.plan, &case.x[0], None)
     };
     for wrong in [0, 1, length - 1, length + 1, 3 * length] {
         assert!(matches!(outcome(Kind::Answer, &vec![0; wrong]), Err(Error::BadMessage { .. })));
@@ -364,33 +373,35 @@ fn bad_answers_and_bad_openings_end_the_session_with_a_typed_error() {
         assert!(any.is_err_and(|e| matches!(e, Error::BadMessage { .. })) || random.last().unwrap() < &16);
     }
     for body in [vec![0; 10], vec![0xff; field::packed_len(24, field::P_BITS)]] {
-        let (c, s) = testing::run(
+        let (_, s) = testing::run(
             |party| {
-                prepare_client(party, &secret, &case.plan)?;
+                prepare(party, &mine, &case.plan, None)?;
                 party.channel.send(Kind::Opening, &body)?;
                 party.channel.flush()
             },
             |party| {
-                let prepared = prepare_server(party, &public, &case.plan, case.matrix())?;
-                online_server(party, prepared, case.matrix(), &case.x[1])
+                let prepared = prepare(party, &other, &case.plan, Some(case.matrix()))?;
+                online(party, &other, prepared, &case.x[1], Some(case.matrix()))
             },
         );
-        assert!(c.is_ok() && matches!(s, Err(Error::BadMessage { .. })));
+        assert!(matches!(s, Err(Error::BadMessage { .. })));
     }
 }
 
 #[test]
 fn the_callers_own_mistakes_are_told_apart() {
-    let (secret, public, _) = keys();
+    let (mine, other) = encryption();
     let case = case(Shape { rows: 2, columns: 3, outputs: 4 }, 16);
     let (mut c, mut s) = testing::parties();
-    assert!(matches!(client(&mut c, &secret, &case.plan, &[0; 5]), Err(Error::BadArgument(_))));
-    assert!(matches!(client(&mut c, &secret, &case.plan, &[field::P; 6]), Err(Error::BadArgument(_))));
+    assert!(matches!(multiply(&mut c, &mine, &case.plan, &[0; 5], None), Err(Error::BadArgument(_))));
+    assert!(matches!(multiply(&mut c, &mine, &case.plan, &[field::P; 6], None), Err(Error::BadArgument(_))));
     let wide = [0i32; 12];
     let wide = Matrix::from_i32(3, 4, 24, &wide).unwrap();
-    assert!(matches!(server(&mut s, &public, &case.plan, wide, &[0; 6]), Err(Error::BadArgument(_))));
+    assert!(matches!(multiply(&mut s, &other, &case.plan, &[0; 6], Some(wide)), Err(Error::BadArgument(_))));
     let turned = Matrix::from_i32(4, 3, 16, &case.weights).unwrap();
-    assert!(matches!(server(&mut s, &public, &case.plan, turned, &[0; 6]), Err(Error::BadArgument(_))));
+    assert!(matches!(multiply(&mut s, &other, &case.plan, &[0; 6], Some(turned)), Err(Error::BadArgument(_))));
     assert!(Matrix::from_i32(1, 1, 16, &[1 << 15]).is_err() && Matrix::from_i32(1, 1, 25, &[0]).is_err());
     assert!(Matrix::from_i16(2, 2, &[0; 3]).is_err() && Matrix::from_field(1, 1, &[field::P]).is_err());
+    assert!(matches!(multiply(&mut c, &mine, &case.plan, &[0; 6], Some(wide)), Err(Error::BadArgument(_))));
+    assert!(matches!(multiply(&mut s, &other, &case.plan, &[0; 6], None), Err(Error::BadArgument(_))));
 }

@@ -1,0 +1,59 @@
+//! Arrays across the boundary: C-contiguous buffers come in as copies, results go out as byte arrays that NumPy reads
+//! without another copy. A share is uniformly random, so a copy of one reveals nothing that the caller does not hold.
+
+use crate::error::raise;
+use cloister_core::Error;
+use pyo3::buffer::{Element, PyBuffer};
+use pyo3::prelude::*;
+use pyo3::types::PyByteArray;
+
+/// The elements of a contiguous buffer.
+pub fn vector<T: Element>(py: Python<'_>, buffer: &PyBuffer<T>) -> PyResult<Vec<T>> {
+    if !buffer.is_c_contiguous() {
+        return Err(raise(Error::BadArgument("an array must be C-contiguous".into())));
+    }
+    buffer.to_vec(py)
+}
+
+/// Field elements from Python, checked to be below p: everything behind this door relies on it.
+pub fn field(py: Python<'_>, buffer: &PyBuffer<u64>) -> PyResult<Vec<u64>> {
+    let values = vector(py, buffer)?;
+    if values.iter().any(|&v| v >= cloister_core::field::P) {
+        return Err(raise(Error::BadArgument("a share is not below the prime".into())));
+    }
+    Ok(values)
+}
+
+/// Bits from Python, checked to be 0 or 1.
+pub fn bits(py: Python<'_>, buffer: &PyBuffer<u8>) -> PyResult<Vec<u8>> {
+    let values = vector(py, buffer)?;
+    if values.iter().any(|&v| v > 1) {
+        return Err(raise(Error::BadArgument("a bit share is neither 0 nor 1".into())));
+    }
+    Ok(values)
+}
+
+/// 64-bit words as bytes.
+pub fn words<'py>(py: Python<'py>, values: &[u64]) -> PyResult<Bound<'py, PyByteArray>> {
+    PyByteArray::new_with(py, values.len() * 8, |out| {
+        for (chunk, value) in out.chunks_exact_mut(8).zip(values) {
+            chunk.copy_from_slice(&value.to_ne_bytes());
+        }
+        Ok(())
+    })
+}
+
+/// Signed 64-bit words as bytes.
+pub fn signed<'py>(py: Python<'py>, values: &[i64]) -> PyResult<Bound<'py, PyByteArray>> {
+    PyByteArray::new_with(py, values.len() * 8, |out| {
+        for (chunk, value) in out.chunks_exact_mut(8).zip(values) {
+            chunk.copy_from_slice(&value.to_ne_bytes());
+        }
+        Ok(())
+    })
+}
+
+/// Bits as bytes.
+pub fn flags<'py>(py: Python<'py>, values: &[u8]) -> Bound<'py, PyByteArray> {
+    PyByteArray::new(py, values)
+}
