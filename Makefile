@@ -19,13 +19,13 @@ demo: install ## Ask a private question on this machine and see what the server 
 
 test: install ## Run all tests (PYTEST_ARGS="-k wire" for some of them)
 	@if [ -d rust ]; then \
-	  if [ -n "$(CARGO)" ]; then cd rust && cargo test --workspace --quiet; \
+	  if [ -n "$(CARGO)" ]; then cd rust && cargo test --release --workspace --quiet; \
 	  else echo "The Rust tests are left out: cargo is not installed." >&2; fi; fi
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: install ## Check style and types
 	@if [ -d rust ]; then \
-	  if [ -n "$(CARGO)" ]; then cd rust && cargo fmt --check && cargo clippy --workspace --all-targets --quiet -- -D warnings; \
+	  if [ -n "$(CARGO)" ]; then cd rust && cargo fmt --check && cargo clippy --release --workspace --all-targets --quiet -- -D warnings; \
 	  else echo "The Rust lints are left out: cargo is not installed." >&2; fi; fi
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import stat
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from cloister.crypto import native
-from cloister.errors import BrokenManifest, InvalidParameter, NotAvailable, UsageError
+from cloister.errors import BrokenManifest, InvalidParameter, UsageError
 
 if not native.available():
     pytest.skip("the Rust core is not installed here", allow_module_level=True)
@@ -90,6 +91,44 @@ def test_top_k_and_dispatch(tmp_path: Path) -> None:
         assert [int(np.flatnonzero(line)[0]) for line in picked[row]] == list(order[row, :4])
 
 
+def functions(party: Party) -> Any:
+    x = fixed(8, (6, 32), 8)
+    a = party.share(x if party.role == "client" else None, owner="client", shape=x.shape)
+    positive = party.share(np.abs(x) + 0.5 if party.role == "client" else None, owner="client", shape=x.shape)
+    mask = np.tril(np.ones((6, 32), dtype=bool), 10)
+    results = [
+        party.relu(a),
+        party.silu(a),
+        party.gelu(a),
+        party.exp(-positive),
+        party.reciprocal(positive, least=0.5, most=16),
+        party.rsqrt(positive, least=0.25, most=16),
+        party.softmax(a),
+        party.softmax(a, allowed=mask),
+        party.rms_norm(a),
+        party.layer_norm(a),
+    ]
+    return [party.reveal(v, to="client") for v in results]
+
+
+def test_functions(tmp_path: Path) -> None:
+    got, _ = run(functions, tmp_path)
+    x = fixed(8, (6, 32), 8)
+    positive, mask = np.abs(x) + 0.5, np.tril(np.ones((6, 32), dtype=bool), 10)
+    logistic = 1 / (1 + np.exp(-x))
+    normal = np.vectorize(lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2))))(x)
+    power = np.exp(x - x.max(axis=1, keepdims=True))
+    some = np.where(mask, power, 0)
+    wanted = [
+        np.maximum(x, 0), x * logistic, x * normal, np.exp(-positive), 1 / positive, 1 / np.sqrt(positive),
+        power / power.sum(axis=1, keepdims=True), some / some.sum(axis=1, keepdims=True),
+        x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-5),
+        (x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True),
+    ]  # fmt: skip
+    for i, (ours, plain) in enumerate(zip(got, wanted, strict=True)):
+        assert np.abs(ours - plain).max() < 2**-8, i
+
+
 def costs(party: Party) -> Any:
     x = party.share(np.ones(100) if party.role == "client" else None, owner="client", shape=(100,))
     party.meet()
@@ -142,10 +181,3 @@ def test_a_listener_that_nobody_calls_gives_up() -> None:
 
     with pytest.raises(PeerTimeout):
         Listener().accept(Settings(insecure_loopback=True), seconds=0.1)
-
-
-def test_without_the_core_the_engine_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "MODULE", "cloister_native_that_is_not_there")
-    with pytest.raises(NotAvailable, match="Rust core"):
-        native.load()
-    assert not native.available()

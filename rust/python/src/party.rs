@@ -7,7 +7,7 @@ use cloister_core::matmul::single::Shape;
 use cloister_core::matmul::{BatchedShape, ExpertWeights, Numbers, shared::Pair};
 use cloister_core::net::identity::{self, Identity, KeyKind, Trust};
 use cloister_core::ot::OtCounts;
-use cloister_core::protocol::{self, Rows};
+use cloister_core::protocol::{self, NormPlan, Rows};
 use cloister_core::{Error, Result, Role};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -473,6 +473,62 @@ value_steps! {
     truncate(f: u32);
     /// x * x, at twice the scale.
     square();
+    /// max(x, 0).
+    relu(f: u32);
+    /// x times its logistic.
+    silu(f: u32);
+    /// x times the normal distribution function.
+    gelu(f: u32);
+    /// e^x at 2^g, for x at 2^f up to octaves * ln 2.
+    exponential(f: u32, octaves: u32, g: u32);
+    /// 2^total / x for 2^least <= x < 2^most.
+    reciprocal(least: u32, most: u32, total: u32);
+    /// numerator * 2^(total - 16) / sqrt(x) for 2^least <= x < 2^most.
+    rsqrt(least: u32, most: u32, numerator: u32, total: u32);
+}
+
+/// Whole rows.
+#[pymethods]
+impl Party {
+    /// Softmax of rows; `allowed` are public flags.
+    #[pyo3(signature = (x, columns, allowed, f))]
+    fn softmax<'py>(
+        &self,
+        py: Python<'py>,
+        x: PyBuffer<u64>,
+        columns: usize,
+        allowed: Option<PyBuffer<u8>>,
+        f: u32,
+    ) -> PyResult<Bound<'py, PyByteArray>> {
+        let x = field(py, &x)?;
+        let allowed: Option<Vec<bool>> =
+            allowed.map(|a| bits(py, &a)).transpose()?.map(|a| a.into_iter().map(|bit| bit == 1).collect());
+        let out = self.run(py, |engine| protocol::softmax(&mut engine.party, &x, columns, allowed.as_deref(), f))?;
+        words(py, &out)
+    }
+
+    /// RMSNorm, or LayerNorm if the mean is taken off first, without weights; epsilon in units of 2^-24.
+    fn norm<'py>(
+        &self,
+        py: Python<'py>,
+        x: PyBuffer<u64>,
+        columns: usize,
+        f: u32,
+        rms_bits: u32,
+        epsilon: u32,
+        centred: bool,
+    ) -> PyResult<Bound<'py, PyByteArray>> {
+        let x = field(py, &x)?;
+        let plan = NormPlan { columns, f, rms_bits, epsilon };
+        let out = self.run(py, |engine| {
+            if centred {
+                protocol::layer_norm(&mut engine.party, &x, &plan)
+            } else {
+                protocol::rms_norm(&mut engine.party, &x, &plan)
+            }
+        })?;
+        words(py, &out)
+    }
 }
 
 /// A method for a step of two vectors of values.

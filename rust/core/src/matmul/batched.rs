@@ -6,13 +6,13 @@
 //!
 //! Only the public plan decides what is computed, sent and allocated: no zero weight is skipped.
 
-use super::kernel::{self, Block, LANES, Modulus, ROWS, Scratch, TILE};
+use super::kernel::{self, Block, LANES, Modulus, ROWS, Scratch, TERMS_TOGETHER, TILE};
 use super::kernel_transform::{SIDE, Strides, Transforms};
 use super::kernel_vector::Isa;
 use super::layout::Layout;
 use super::plan::BatchedPlan;
 use super::weights::{ExpertWeights, Gather, Row};
-use super::{ClientKeys, Encryption, ServerKeys};
+use super::{ClientKeys, Encryption, Phase, ServerKeys};
 use crate::error::{Error, Result};
 use crate::field;
 use crate::net::{Channel, Kind};
@@ -25,12 +25,18 @@ use std::sync::Mutex;
 use std::sync::mpsc;
 use zeroize::Zeroizing;
 
+mod ahead;
+pub use ahead::{Prepared, online, prepare};
+
 /// Request ciphertexts in one message.
 const REQUESTS_IN_MESSAGE: usize = 16;
 /// Rows of the kernel that are worked on together: every value that is read serves so many.
 const ROWS_TOGETHER: usize = 48;
 /// Bytes of transformed weights that one thread holds.
 const WEIGHT_MEMORY: usize = 24 << 20;
+
+/// Input ciphertexts that one pass of the kernel takes: their lanes and one panel of weights fit the first cache.
+const TERMS_AT_A_TIME: usize = 64;
 
 /// Lanes of the kernel for a layout: t' tokens of both polynomials, rounded up to whole vectors.
 pub(super) fn lanes(layout: &Layout) -> usize {
@@ -140,8 +146,10 @@ fn send_requests(
     for some in inputs.chunks(REQUESTS_IN_MESSAGE) {
         let jobs: Vec<(usize, SecretRng)> = some.iter().map(|&input| (input, party.rng.fork())).collect();
         let encrypt = |(input, mut rng): (usize, SecretRng)| {
-            let plain = Zeroizing::new(slots::encode(&input_slots(plan, group, input, share)));
-            keys.secret.encrypt(LEVELS, &plain, &mut rng).to_bytes()
+            keys.work.time(Phase::Encrypt, || {
+                let plain = Zeroizing::new(slots::encode(&input_slots(plan, group, input, share)));
+                keys.secret.encrypt(LEVELS, &plain, &mut rng).to_bytes()
+            })
         };
         let bytes: Vec<Vec<u8>> = keys.pool.install(|| jobs.into_par_iter().map(encrypt).collect());
         party.channel.send(Kind::Request, &bytes.concat())?;
@@ -161,8 +169,10 @@ fn receive_answers(
     for part in parts(plan, group) {
         let bytes = channel.receive(Kind::Answer, part.len() * length)?;
         let open = |bytes: &[u8]| -> Result<Vec<u64>> {
-            let answer = Answer::from_bytes(bytes, plan.answer(), N)?;
-            Ok(slots::decode(&keys.secret.open_slots(&answer, plan.answer())?))
+            keys.work.time(Phase::Decrypt, || {
+                let answer = Answer::from_bytes(bytes, plan.answer(), N)?;
+                Ok(slots::decode(&keys.secret.open_slots(&answer, plan.answer())?))
+            })
         };
         let opened: Vec<Result<Vec<u64>>> = keys.pool.install(|| bytes.par_chunks_exact(length).map(open).collect());
         for (row, values) in part.iter().zip(opened) {
@@ -271,12 +281,14 @@ fn receive_requests(
     for (k, some) in inputs.chunks(REQUESTS_IN_MESSAGE).enumerate() {
         let bytes = channel.receive(Kind::Request, some.len() * length)?;
         let expand = |(bytes, &input): (&[u8], &usize)| -> Result<Ciphertext> {
-            let seeded = SeededCiphertext::from_bytes(bytes, LEVELS)?;
-            let mut ciphertext = seeded.expand(&keys.public.request_seed());
-            if let Some(share) = share {
-                ciphertext.add_plain(&Zeroizing::new(slots::encode(&input_slots(plan, group, input, share))));
-            }
-            Ok(ciphertext)
+            keys.work.time(Phase::Expand, || {
+                let seeded = SeededCiphertext::from_bytes(bytes, LEVELS)?;
+                let mut ciphertext = seeded.expand(&keys.public.request_seed());
+                if let Some(share) = share {
+                    ciphertext.add_plain(&Zeroizing::new(slots::encode(&input_slots(plan, group, input, share))));
+                }
+                Ok(ciphertext)
+            })
         };
         let read: Result<Vec<Ciphertext>> =
             keys.pool.install(|| bytes.par_chunks_exact(length).zip(some).map(expand).collect());
@@ -306,9 +318,12 @@ fn answer(
             let (done, spare, parts, segment) = (done.clone(), &spare, &parts, segment.clone());
             scope.spawn_fifo(move |_| {
                 let mut sums = spare.lock().ok().and_then(|mut s| s.pop()).unwrap_or_default();
-                sums.multiply(tables, &parts[k], segment, values);
+                sums.multiply(tables, keys, &parts[k], segment, values);
                 let answers: Result<Vec<_>> = (0..parts[k].len())
-                    .map(|at| finish(keys, tables.plan, sums.rotated(tables.plan, keys, at)?, &mut rng))
+                    .map(|at| {
+                        let sum = keys.work.time(Phase::Rotate, || sums.rotated(tables.plan, keys, at))?;
+                        keys.work.time(Phase::Hide, || finish(keys, tables.plan, sum, &mut rng))
+                    })
                     .collect();
                 if let Ok(mut spare) = spare.lock() {
                     spare.push(sums);
@@ -355,7 +370,7 @@ struct Sums {
     panels: usize,
     /// `[prime][point][panel][lane block][row][lane]`.
     sums: Vec<i32>,
-    /// `[prime][point][panel][input][row]`, one stretch of inputs at a time.
+    /// `[prime]` and then as in [`Block::weights`], one stretch of inputs at a time.
     weights: Vec<i32>,
     slots: Vec<f64>,
     work: Vec<f64>,
@@ -364,7 +379,7 @@ struct Sums {
 
 impl Sums {
     /// Computes the sums of every shift of the output ciphertexts in `part`.
-    fn multiply(&mut self, tables: &Tables, part: &[Row], segment: Range<usize>, values: &Values) {
+    fn multiply(&mut self, tables: &Tables, keys: &ServerKeys, part: &[Row], segment: Range<usize>, values: &Values) {
         let layout = tables.plan.layout();
         let (points, lane_blocks) = (layout.cosets(), values.lanes / LANES);
         let shifts = layout.shifts().len();
@@ -372,28 +387,38 @@ impl Sums {
         self.panels = rows.len().div_ceil(ROWS);
         self.sums.clear();
         self.sums.resize(LEVELS * points * self.panels * lane_blocks * TILE, 0);
-        self.slots.resize(points * SIDE, 0.0);
+        self.slots.resize(TERMS_TOGETHER * points * SIDE, 0.0);
         self.work.resize(points * SIDE, 0.0);
         let in_memory = WEIGHT_MEMORY / (4 * LEVELS * points * self.panels * ROWS);
-        let step = if in_memory >= kernel::EXACT_TERMS { in_memory / 32 * 32 } else { in_memory.max(1) }.min(128);
+        let step = (in_memory / TERMS_TOGETHER * TERMS_TOGETHER).clamp(TERMS_TOGETHER, TERMS_AT_A_TIME);
         let inputs = segment.len();
         for from in (0..inputs).step_by(step) {
             let some = from..(from + step).min(inputs);
-            let block = Block { panels: self.panels, terms: some.len(), lane_blocks };
-            self.weights.resize(LEVELS * points * block.weights(), 0);
-            let strides = Strides { prime: points * block.weights(), point: block.weights() };
-            for (panel, rows) in rows.chunks(ROWS).enumerate() {
-                for (term, input) in some.clone().enumerate() {
-                    tables.gather.slots(tables.weights, rows, segment.start + input, &mut self.slots);
-                    let out = &mut self.weights[(panel * block.terms + term) * ROWS..];
-                    tables.transforms.run(tables.isa, &mut self.slots, &mut self.work, out, strides);
+            let block = Block { panels: self.panels, terms: some.len(), lane_blocks, points };
+            self.weights.resize(LEVELS * block.weights(), 0);
+            let strides = Strides { prime: block.weights(), point: TERMS_TOGETHER * ROWS };
+            keys.work.time(Phase::Weights, || {
+                for (panel, rows) in rows.chunks(ROWS).enumerate() {
+                    for first in (0..block.terms).step_by(TERMS_TOGETHER) {
+                        let count = TERMS_TOGETHER.min(block.terms - first);
+                        let slots = &mut self.slots[..count * points * SIDE];
+                        for (term, slots) in slots.chunks_exact_mut(points * SIDE).enumerate() {
+                            let input = segment.start + some.start + first + term;
+                            tables.gather.slots(tables.weights, rows, input, slots);
+                        }
+                        let out = &mut self.weights[block.weight(panel, first, 0)..];
+                        tables.transforms.run(tables.isa, slots, &mut self.work, out, strides);
+                    }
                 }
-            }
-            let weights = self.weights.chunks_exact(block.weights());
-            for (index, (weights, sums)) in weights.zip(self.sums.chunks_exact_mut(block.sums())).enumerate() {
-                let m = Modulus::new(PRIMES[index / points]);
-                kernel::accumulate(tables.isa, block, weights, values.at(index, &some), sums, m, &mut self.scratch);
-            }
+            });
+            keys.work.time(Phase::Kernel, || {
+                for (index, sums) in self.sums.chunks_exact_mut(block.sums()).enumerate() {
+                    let (prime, point) = (index / points, index % points);
+                    let weights = &self.weights[prime * block.weights()..][..block.weights()];
+                    let (values, m) = (values.at(index, &some), Modulus::new(PRIMES[prime]));
+                    kernel::accumulate(tables.isa, block, point, weights, values, sums, m, &mut self.scratch);
+                }
+            });
         }
     }
 

@@ -38,18 +38,29 @@ impl Modulus {
     }
 }
 
-/// The sizes of one call: `panels` x 8 rows, `terms` columns, `lane_blocks` x 16 lanes.
+/// Terms of one panel that lie together in memory for each point.
+pub(super) const TERMS_TOGETHER: usize = 16;
+
+/// The sizes of one call: `panels` x 8 rows, `terms` columns, `lane_blocks` x 16 lanes; weights of `points` points.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub panels: usize,
     pub terms: usize,
     pub lane_blocks: usize,
+    pub points: usize,
 }
 
 impl Block {
-    /// Weights: `[panel][term][row]`.
+    /// Weights of all points of one prime: `[panel][16 terms][point][term][row]`, so that the transforms write and the kernel
+    /// reads whole lines of few pages.
     pub fn weights(&self) -> usize {
-        self.panels * self.terms * ROWS
+        self.panels * self.terms.next_multiple_of(TERMS_TOGETHER) * self.points * ROWS
+    }
+    /// Where the weights of a panel, term and point begin.
+    pub fn weight(&self, panel: usize, term: usize, point: usize) -> usize {
+        let groups = self.terms.div_ceil(TERMS_TOGETHER);
+        let group = (panel * groups + term / TERMS_TOGETHER) * self.points + point;
+        (group * TERMS_TOGETHER + term % TERMS_TOGETHER) * ROWS
     }
     /// Values: `[term][lane]`.
     pub fn values(&self) -> usize {
@@ -68,10 +79,13 @@ pub(super) struct Scratch {
     values: Vec<f64>,
 }
 
-/// Adds weights times values to the sums, all centred residues mod `m` (off by at most 2 from the centre's bound).
+/// Adds the weights of one point times values to the sums, all centred residues mod `m` (off by at most 2 from the centre's
+/// bound).
+#[allow(clippy::too_many_arguments)] // Three matrices and their sizes.
 pub(super) fn accumulate(
     isa: Isa,
     block: Block,
+    point: usize,
     weights: &[i32],
     values: &[i32],
     sums: &mut [i32],
@@ -79,41 +93,62 @@ pub(super) fn accumulate(
     scratch: &mut Scratch,
 ) {
     assert!(weights.len() == block.weights() && values.len() == block.values() && sums.len() == block.sums());
-    scratch.weights.resize(block.weights(), 0.0);
+    assert!(point < block.points);
+    scratch.weights.resize(block.panels * block.terms * ROWS, 0.0);
     scratch.values.resize(block.terms * LANES, 0.0);
     // SAFETY: `Isa` values other than `Portable` are only made where the instructions exist, and the lengths are checked.
     unsafe {
         match isa {
-            Isa::Portable => accumulate_as::<Plain, 4, 1>(block, weights, values, sums, m, scratch),
+            Isa::Portable => accumulate_as::<Plain, 4, 1>(block, point, weights, values, sums, m, scratch),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => accumulate_avx2(block, weights, values, sums, m, scratch),
+            Isa::Avx2 => accumulate_avx2(block, point, weights, values, sums, m, scratch),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => accumulate_avx512(block, weights, values, sums, m, scratch),
+            Isa::Avx512 => accumulate_avx512(block, point, weights, values, sums, m, scratch),
             #[cfg(not(target_arch = "x86_64"))]
-            _ => accumulate_as::<Plain, 4, 1>(block, weights, values, sums, m, scratch),
+            _ => accumulate_as::<Plain, 4, 1>(block, point, weights, values, sums, m, scratch),
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn accumulate_avx2(b: Block, w: &[i32], x: &[i32], sums: &mut [i32], m: Modulus, scratch: &mut Scratch) {
+#[allow(clippy::too_many_arguments)]
+unsafe fn accumulate_avx2(
+    b: Block,
+    point: usize,
+    w: &[i32],
+    x: &[i32],
+    sums: &mut [i32],
+    m: Modulus,
+    scratch: &mut Scratch,
+) {
     // SAFETY: the feature is enabled and the caller checked the lengths.
-    unsafe { accumulate_as::<Avx2, 4, 1>(b, w, x, sums, m, scratch) }
+    unsafe { accumulate_as::<Avx2, 4, 1>(b, point, w, x, sums, m, scratch) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn accumulate_avx512(b: Block, w: &[i32], x: &[i32], sums: &mut [i32], m: Modulus, scratch: &mut Scratch) {
+#[allow(clippy::too_many_arguments)]
+unsafe fn accumulate_avx512(
+    b: Block,
+    point: usize,
+    w: &[i32],
+    x: &[i32],
+    sums: &mut [i32],
+    m: Modulus,
+    scratch: &mut Scratch,
+) {
     // SAFETY: the feature is enabled and the caller checked the lengths.
-    unsafe { accumulate_as::<Avx512, 8, 2>(b, w, x, sums, m, scratch) }
+    unsafe { accumulate_as::<Avx512, 8, 2>(b, point, w, x, sums, m, scratch) }
 }
 
 /// # Safety
 /// The instructions of `V` are enabled; slices and scratch have the lengths of the block.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 unsafe fn accumulate_as<V: Vector, const R: usize, const L: usize>(
     block: Block,
+    point: usize,
     weights: &[i32],
     values: &[i32],
     sums: &mut [i32],
@@ -122,8 +157,15 @@ unsafe fn accumulate_as<V: Vector, const R: usize, const L: usize>(
 ) {
     // SAFETY: every pointer stays inside the slice that it came from, whose lengths the caller checked.
     unsafe {
-        for k in (0..block.weights()).step_by(8) {
-            V::load_i32(weights.as_ptr().add(k)).store(scratch.weights.as_mut_ptr().add(k));
+        let mut to = scratch.weights.as_mut_ptr();
+        for panel in 0..block.panels {
+            for first in (0..block.terms).step_by(TERMS_TOGETHER) {
+                let from = weights.as_ptr().add(block.weight(panel, first, point));
+                for k in 0..TERMS_TOGETHER.min(block.terms - first) {
+                    V::load_i32(from.add(k * ROWS)).store(to);
+                    to = to.add(ROWS);
+                }
+            }
         }
         let stride = block.lane_blocks * LANES;
         let mut tile = [0f64; TILE];
@@ -155,6 +197,7 @@ unsafe fn accumulate_as<V: Vector, const R: usize, const L: usize>(
 /// # Safety
 /// The instructions of `V` are enabled, `w` holds `terms` x 8 and `x` `terms` x 16 doubles.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // Loops with constant ends unroll, and the sums stay in registers.
 unsafe fn tile_product<V: Vector, const R: usize, const L: usize>(
     terms: usize,
     w: *const f64,
@@ -168,9 +211,9 @@ unsafe fn tile_product<V: Vector, const R: usize, const L: usize>(
             for lane in (0..LANES).step_by(8 * L) {
                 let at = |r: usize, l: usize| (row + r) * LANES + lane + 8 * l;
                 let mut acc = [[V::splat(0.0); L]; R];
-                for (r, line) in acc.iter_mut().enumerate() {
-                    for (l, a) in line.iter_mut().enumerate() {
-                        *a = V::load(sums.as_ptr().add(at(r, l)));
+                for r in 0..R {
+                    for l in 0..L {
+                        acc[r][l] = V::load(sums.as_ptr().add(at(r, l)));
                     }
                 }
                 let step = if m.is_some() { EXACT_TERMS } else { terms };
@@ -179,26 +222,30 @@ unsafe fn tile_product<V: Vector, const R: usize, const L: usize>(
                     let end = (j + step).min(terms);
                     while j < end {
                         let mut v = [V::splat(0.0); L];
-                        for (l, v) in v.iter_mut().enumerate() {
-                            *v = V::load(x.add(j * LANES + lane + 8 * l));
+                        for l in 0..L {
+                            v[l] = V::load(x.add(j * LANES + lane + 8 * l));
                         }
-                        for (r, line) in acc.iter_mut().enumerate() {
+                        V::prefetch(w.wrapping_add((j + 16) * ROWS));
+                        for r in 0..R {
                             let weight = V::splat(*w.add(j * ROWS + row + r));
-                            for (a, &v) in line.iter_mut().zip(&v) {
-                                *a = weight.mul_add(v, *a);
+                            for l in 0..L {
+                                acc[r][l] = weight.mul_add(v[l], acc[r][l]);
                             }
                         }
                         j += 1;
                     }
                     if let Some(m) = m {
-                        for a in acc.iter_mut().flatten() {
-                            *a = reduce(*a, V::splat(m.q), V::splat(m.inverse));
+                        let (q, inverse) = (V::splat(m.q), V::splat(m.inverse));
+                        for r in 0..R {
+                            for l in 0..L {
+                                acc[r][l] = reduce(acc[r][l], q, inverse);
+                            }
                         }
                     }
                 }
-                for (r, line) in acc.iter().enumerate() {
-                    for (l, &a) in line.iter().enumerate() {
-                        a.store(sums.as_mut_ptr().add(at(r, l)));
+                for r in 0..R {
+                    for l in 0..L {
+                        acc[r][l].store(sums.as_mut_ptr().add(at(r, l)));
                     }
                 }
             }
@@ -220,11 +267,11 @@ pub(super) unsafe fn reduce<V: Vector>(x: V, q: V, inverse: V) -> V {
     }
 }
 
-#[cfg(test)]
 /// Adds weights times values to sums of doubles, without reduction: the caller sees to it that no sum reaches 2^53.
-/// The layouts are those of [`accumulate`], the values and weights already doubles.
+/// Weights are `[panel][term][row]`, values `[lane block][term][lane]`, sums those of [`accumulate`].
 pub(super) fn accumulate_exact(isa: Isa, block: Block, weights: &[f64], values: &[f64], sums: &mut [f64]) {
-    assert!(weights.len() == block.weights() && values.len() == block.values() && sums.len() == block.sums());
+    let count = block.panels * block.terms * ROWS;
+    assert!(weights.len() == count && values.len() == block.values() && sums.len() == block.sums());
     // SAFETY: `Isa` values other than `Portable` are only made where the instructions exist, and the lengths are checked.
     unsafe {
         match isa {
@@ -239,23 +286,20 @@ pub(super) fn accumulate_exact(isa: Isa, block: Block, weights: &[f64], values: 
     }
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn exact_avx2(block: Block, weights: &[f64], values: &[f64], sums: &mut [f64]) {
     // SAFETY: the feature is enabled and the caller checked the lengths.
     unsafe { exact_as::<Avx2, 4, 1>(block, weights, values, sums) }
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn exact_avx512(block: Block, weights: &[f64], values: &[f64], sums: &mut [f64]) {
     // SAFETY: the feature is enabled and the caller checked the lengths.
     unsafe { exact_as::<Avx512, 8, 2>(block, weights, values, sums) }
 }
 
-#[cfg(test)]
-/// The values of this form are stored `[lane block][term][lane]`.
-///
 /// # Safety
 /// The instructions of `V` are enabled; the slices have the lengths of the block.
 #[inline(always)]
@@ -284,6 +328,7 @@ mod tests {
     use crate::random::SecretRng;
 
     const Q: u32 = 33_538_049;
+    const POINT: usize = 1;
 
     fn residues(rng: &mut SecretRng, n: usize) -> Vec<i32> {
         (0..n).map(|_| (rng.next_u64() % u64::from(Q)) as i32 - (Q / 2) as i32).collect()
@@ -296,7 +341,7 @@ mod tests {
                 for lane in 0..stride {
                     let at = ((panel * block.lane_blocks + lane / LANES) * ROWS + row) * LANES + lane % LANES;
                     for j in 0..block.terms {
-                        let w = i64::from(w[(panel * block.terms + j) * ROWS + row]);
+                        let w = i64::from(w[block.weight(panel, j, POINT) + row]);
                         sums[at] = (sums[at] + w * i64::from(x[j * stride + lane])).rem_euclid(i64::from(Q));
                     }
                 }
@@ -308,14 +353,14 @@ mod tests {
     fn every_variant_computes_the_same_residues() {
         let mut rng = SecretRng::from_insecure_fixed_seed(1);
         for (panels, terms, lane_blocks) in [(1, 1, 1), (2, 31, 3), (1, 32, 2), (3, 33, 1), (1, 200, 4)] {
-            let block = Block { panels, terms, lane_blocks };
+            let block = Block { panels, terms, lane_blocks, points: 3 };
             let (w, x) = (residues(&mut rng, block.weights()), residues(&mut rng, block.values()));
             let start = residues(&mut rng, block.sums());
             let mut want: Vec<i64> = start.iter().map(|&v| i64::from(v)).collect();
             twin(block, &w, &x, &mut want);
             for isa in Isa::available() {
                 let mut got = start.clone();
-                accumulate(isa, block, &w, &x, &mut got, Modulus::new(Q), &mut Scratch::default());
+                accumulate(isa, block, POINT, &w, &x, &mut got, Modulus::new(Q), &mut Scratch::default());
                 assert!(got.iter().all(|v| v.unsigned_abs() <= Q / 2 + 2), "{isa:?} leaves the centred range");
                 let got: Vec<i64> = got.iter().map(|&v| i64::from(v).rem_euclid(i64::from(Q))).collect();
                 assert_eq!(got, want, "{isa:?} {block:?}");
@@ -325,7 +370,7 @@ mod tests {
 
     #[test]
     fn the_largest_residues_of_one_sign_still_add_up_exactly() {
-        let block = Block { panels: 1, terms: 96, lane_blocks: 1 };
+        let block = Block { panels: 1, terms: 96, lane_blocks: 1, points: 2 };
         let top = (Q / 2) as i32 + 2;
         for (a, b) in [(top, top), (-top, top)] {
             let (w, x) = (vec![a; block.weights()], vec![b; block.values()]);
@@ -333,7 +378,7 @@ mod tests {
             twin(block, &w, &x, &mut want);
             for isa in Isa::available() {
                 let mut got = vec![b; block.sums()];
-                accumulate(isa, block, &w, &x, &mut got, Modulus::new(Q), &mut Scratch::default());
+                accumulate(isa, block, POINT, &w, &x, &mut got, Modulus::new(Q), &mut Scratch::default());
                 let got: Vec<i64> = got.iter().map(|&v| i64::from(v).rem_euclid(i64::from(Q))).collect();
                 assert_eq!(got, want, "{isa:?}");
             }
@@ -343,11 +388,11 @@ mod tests {
     #[test]
     fn the_unreduced_form_is_the_integer_product() {
         let mut rng = SecretRng::from_insecure_fixed_seed(2);
-        let block = Block { panels: 2, terms: 70, lane_blocks: 2 };
+        let block = Block { panels: 2, terms: 70, lane_blocks: 2, points: 1 };
         let small = |rng: &mut SecretRng, n| -> Vec<f64> {
             (0..n).map(|_| (rng.next_u64() % (1 << 20)) as f64 - f64::from(1 << 19)).collect()
         };
-        let (w, x) = (small(&mut rng, block.weights()), small(&mut rng, block.values()));
+        let (w, x) = (small(&mut rng, block.panels * block.terms * ROWS), small(&mut rng, block.values()));
         for isa in Isa::available() {
             let mut sums = vec![0.0; block.sums()];
             accumulate_exact(isa, block, &w, &x, &mut sums);

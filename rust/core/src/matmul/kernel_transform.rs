@@ -80,12 +80,13 @@ impl Transforms {
         Self { size, inverse: inverse.collect(), scale: Twiddle::new(scale, P), forward: forward.collect() }
     }
 
-    /// Transforms eight polynomials. `slots` holds `[place][polynomial]`, places in bit-reversed order, integers below
-    /// 2^31 in size; it is overwritten with the coefficients. `work` is as long. The evaluations go to `out`, centred
-    /// residues (off by at most 2 from the centre's bound).
+    /// Transforms several groups of eight polynomials. `slots` holds `[group][place][polynomial]`, places in bit-reversed
+    /// order, integers below 2^31 in size; it is overwritten with the coefficients. `work` is as long as one group. The evaluations
+    /// of group k go to `out` from k x 8 on, centred residues (off by at most 2 from the centre's bound).
     pub fn run(&self, isa: Isa, slots: &mut [f64], work: &mut [f64], out: &mut [i32], strides: Strides) {
-        assert!(slots.len() == self.size * SIDE && work.len() == self.size * SIDE);
-        assert!(strides.prime * (LEVELS - 1) + strides.point * (self.size - 1) + SIDE <= out.len());
+        let groups = slots.len() / (self.size * SIDE);
+        assert!(slots.len() == groups * self.size * SIDE && work.len() == self.size * SIDE);
+        assert!(strides.prime * (LEVELS - 1) + strides.point * (self.size - 1) + groups * SIDE <= out.len());
         // SAFETY: `Isa` values other than `Portable` are only made where the instructions exist, and the lengths are checked.
         unsafe {
             match isa {
@@ -114,16 +115,25 @@ impl Transforms {
         unsafe { self.run_as::<Avx512>(slots, work, out, strides) }
     }
 
+    /// Prime by prime, so that what one prime writes stays in the cache.
+    ///
     /// # Safety
     /// The instructions of `V` are enabled; slices have the lengths that [`Transforms::run`] checks.
     #[inline(always)]
     unsafe fn run_as<V: Vector>(&self, slots: &mut [f64], work: &mut [f64], out: &mut [i32], strides: Strides) {
-        // SAFETY: passes stay inside `size` vectors; the output was checked against the strides.
+        let length = self.size * SIDE;
+        let groups = slots.len() / length;
+        // SAFETY: passes stay inside the vectors of a group; the output was checked against the strides.
         unsafe {
-            self.to_coefficients::<V>(slots.as_mut_ptr());
-            for (k, forward) in self.forward.iter().enumerate() {
-                let out = out.as_mut_ptr().add(k * strides.prime);
-                self.evaluate::<V>(forward, slots.as_ptr(), work.as_mut_ptr(), out, strides.point);
+            for k in 0..groups {
+                self.to_coefficients::<V>(slots.as_mut_ptr().add(k * length));
+            }
+            for (prime, forward) in self.forward.iter().enumerate() {
+                for k in 0..groups {
+                    let out = out.as_mut_ptr().add(prime * strides.prime + k * SIDE);
+                    let from = slots.as_ptr().add(k * length);
+                    self.evaluate::<V>(forward, from, work.as_mut_ptr(), out, strides.point);
+                }
             }
         }
     }
@@ -137,7 +147,7 @@ impl Transforms {
     unsafe fn to_coefficients<V: Vector>(&self, x: *mut f64) {
         // SAFETY: indices are below `size`, by the structure of the transform.
         unsafe {
-            let at = |k: usize| x.add(k * SIDE);
+            let at = |k: usize| x.wrapping_add(k * SIDE);
             let (p, inverse_p) = (V::splat(P as f64), V::splat(1.0 / P as f64));
             let mut groups = self.size / 2;
             let mut span = 1;
@@ -154,7 +164,8 @@ impl Transforms {
                     let (left, right) = (self.inverse[groups + 2 * g], self.inverse[groups + 2 * g + 1]);
                     let both = self.inverse[groups / 2 + g];
                     for k in 4 * g * span..(4 * g + 1) * span {
-                        let [a, b, c, d] = [0, 1, 2, 3].map(|i| V::load(at(k + i * span)));
+                        let (a, b) = (V::load(at(k)), V::load(at(k + span)));
+                        let (c, d) = (V::load(at(k + 2 * span)), V::load(at(k + 3 * span)));
                         let (s, t) = (a.add(b), c.add(d));
                         let (u, v) = (times_p(a.sub(b), left, p), times_p(c.sub(d), right, p));
                         reduce(s.add(t), p, inverse_p).store(at(k));
@@ -188,15 +199,18 @@ impl Transforms {
     ) {
         // SAFETY: indices are below `size`, by the structure of the transform.
         unsafe {
-            let at = |k: usize| x.add(k * SIDE);
+            let at = |k: usize| x.wrapping_add(k * SIDE);
+            let source = |k: usize| from.wrapping_add(k * SIDE);
             let (q, inverse) = (V::splat(forward.modulus.q), V::splat(forward.modulus.inverse));
-            let twiddles = &forward.twiddles;
+            let twiddles = forward.twiddles.as_ptr();
             let mut groups = 1;
             let mut span = self.size / 2;
             if self.size.trailing_zeros() % 2 == 1 {
+                let w = *twiddles.add(1);
                 for k in 0..span {
-                    let [u, v] = [0, 1].map(|i| reduce(V::load(from.add((k + i * span) * SIDE)), q, inverse));
-                    let (a, b) = butterfly(u, v, twiddles[1], q);
+                    let u = reduce(V::load(source(k)), q, inverse);
+                    let v = reduce(V::load(source(k + span)), q, inverse);
+                    let (a, b) = butterfly(u, v, w, q);
                     if self.size == 2 {
                         reduce(a, q, inverse).store_i32(out);
                         reduce(b, q, inverse).store_i32(out.add(stride));
@@ -206,37 +220,76 @@ impl Transforms {
                     }
                 }
                 (groups, span) = (2, span / 2);
+            } else {
+                // The first two levels read the coefficients, which are still modulo p.
+                let quarter = span / 2;
+                let (both, left, right) = (*twiddles.add(1), *twiddles.add(2), *twiddles.add(3));
+                for k in 0..quarter {
+                    let a = reduce(V::load(source(k)), q, inverse);
+                    let b = reduce(V::load(source(k + quarter)), q, inverse);
+                    let c = reduce(V::load(source(k + 2 * quarter)), q, inverse);
+                    let d = reduce(V::load(source(k + 3 * quarter)), q, inverse);
+                    let (a, b, c, d) = two_levels(a, b, c, d, [both, left, right], q);
+                    a.store(at(k));
+                    b.store(at(k + quarter));
+                    c.store(at(k + 2 * quarter));
+                    d.store(at(k + 3 * quarter));
+                }
+                (groups, span) = (4, span / 4);
             }
-            while span >= 1 && groups < self.size {
+            while groups < self.size / 4 {
                 let quarter = span / 2;
                 for g in 0..groups {
-                    let (both, left, right) =
-                        (twiddles[groups + g], twiddles[2 * (groups + g)], twiddles[2 * (groups + g) + 1]);
+                    let both = *twiddles.add(groups + g);
+                    let (left, right) = (*twiddles.add(2 * (groups + g)), *twiddles.add(2 * (groups + g) + 1));
                     for k in 4 * g * quarter..(4 * g + 1) * quarter {
-                        let index = [0, 1, 2, 3].map(|i| k + i * quarter);
-                        let [a, b, c, d] = if groups == 1 {
-                            index.map(|i| reduce(V::load(from.add(i * SIDE)), q, inverse))
-                        } else {
-                            index.map(|i| V::load(at(i)))
-                        };
-                        let (a, c) = butterfly(a, c, both, q);
-                        let (b, d) = butterfly(b, d, both, q);
-                        let (a, b) = butterfly(a, b, left, q);
-                        let (c, d) = butterfly(c, d, right, q);
-                        if quarter == 1 {
-                            for (i, y) in index.into_iter().zip([a, b, c, d]) {
-                                reduce(y, q, inverse).store_i32(out.add(i * stride));
-                            }
-                        } else {
-                            for (i, y) in index.into_iter().zip([a, b, c, d]) {
-                                y.store(at(i));
-                            }
-                        }
+                        let (a, b) = (V::load(at(k)), V::load(at(k + quarter)));
+                        let (c, d) = (V::load(at(k + 2 * quarter)), V::load(at(k + 3 * quarter)));
+                        let (a, b, c, d) = two_levels(a, b, c, d, [both, left, right], q);
+                        a.store(at(k));
+                        b.store(at(k + quarter));
+                        c.store(at(k + 2 * quarter));
+                        d.store(at(k + 3 * quarter));
                     }
                 }
                 (groups, span) = (groups * 4, span / 4);
             }
+            if self.size == 4 {
+                for k in 0..4 {
+                    reduce(V::load(at(k)), q, inverse).store_i32(out.add(k * stride));
+                }
+            }
+            if groups == self.size / 4 && self.size > 4 {
+                // The last two levels reduce and write.
+                for g in 0..groups {
+                    let both = *twiddles.add(groups + g);
+                    let (left, right) = (*twiddles.add(2 * (groups + g)), *twiddles.add(2 * (groups + g) + 1));
+                    let k = 4 * g;
+                    let (a, b, c, d) = (V::load(at(k)), V::load(at(k + 1)), V::load(at(k + 2)), V::load(at(k + 3)));
+                    let (a, b, c, d) = two_levels(a, b, c, d, [both, left, right], q);
+                    reduce(a, q, inverse).store_i32(out.add(k * stride));
+                    reduce(b, q, inverse).store_i32(out.add((k + 1) * stride));
+                    reduce(c, q, inverse).store_i32(out.add((k + 2) * stride));
+                    reduce(d, q, inverse).store_i32(out.add((k + 3) * stride));
+                }
+            }
         }
+    }
+}
+
+/// Two levels of a forward transform on four values a quarter apart.
+///
+/// # Safety
+/// The instructions of `V` are enabled.
+#[inline(always)]
+unsafe fn two_levels<V: Vector>(a: V, b: V, c: V, d: V, w: [Twiddle; 3], q: V) -> (V, V, V, V) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (a, c) = butterfly(a, c, w[0], q);
+        let (b, d) = butterfly(b, d, w[0], q);
+        let (a, b) = butterfly(a, b, w[1], q);
+        let (c, d) = butterfly(c, d, w[2], q);
+        (a, b, c, d)
     }
 }
 
@@ -282,19 +335,20 @@ mod tests {
     #[test]
     fn every_variant_agrees_with_the_plain_transforms() {
         let mut rng = SecretRng::from_insecure_fixed_seed(3);
+        const GROUPS: usize = 2;
         for size in [2usize, 4, 8, 32, 64, 128, 256, 1024, 8192] {
             let transforms = Transforms::new(size);
-            let slots: Vec<f64> = (0..size * SIDE)
+            let slots: Vec<f64> = (0..GROUPS * size * SIDE)
                 .map(|k| if k % 3 == 0 { f64::from(i32::MIN + 1) } else { f64::from(rng.next_u64() as i32) })
                 .collect();
             let strides = Strides { prime: size * 24, point: 24 };
-            let mut want = vec![vec![0u32; size]; LEVELS * SIDE];
-            for side in 0..SIDE {
-                let mut plain: Vec<u64> =
-                    (0..size).map(|k| field::from_signed(slots[k * SIDE + side] as i64)).collect();
+            let mut want = vec![vec![0u32; size]; LEVELS * SIDE * GROUPS];
+            for side in 0..SIDE * GROUPS {
+                let slot = |k: usize| slots[(side / SIDE * size + k) * SIDE + side % SIDE];
+                let mut plain: Vec<u64> = (0..size).map(|k| field::from_signed(slot(k) as i64)).collect();
                 ntt::inverse_p(size, &mut plain);
                 for prime in 0..LEVELS {
-                    let row = &mut want[prime * SIDE + side];
+                    let row = &mut want[prime * SIDE * GROUPS + side];
                     crate::rlwe::reduce_plain(prime, &plain, row);
                     ntt::forward(prime, size, row);
                 }
@@ -305,11 +359,11 @@ mod tests {
                 for prime in 0..LEVELS {
                     let q = i64::from(PRIMES[prime]);
                     for a in 0..size {
-                        for side in 0..SIDE {
+                        for side in 0..SIDE * GROUPS {
                             let got = out[prime * strides.prime + a * strides.point + side];
                             assert!(i64::from(got).abs() <= q / 2 + 2);
                             let got = i64::from(got).rem_euclid(q) as u32;
-                            assert_eq!(got, want[prime * SIDE + side][a], "{isa:?} size {size} prime {prime}");
+                            assert_eq!(got, want[prime * SIDE * GROUPS + side][a], "{isa:?} size {size} prime {prime}");
                         }
                     }
                 }

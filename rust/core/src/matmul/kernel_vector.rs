@@ -48,6 +48,9 @@ pub(super) const ROUNDER: f64 = 6_755_399_441_055_744.0;
 pub(super) trait Vector: Copy {
     unsafe fn load(from: *const f64) -> Self;
     unsafe fn store(self, to: *mut f64);
+    /// Says that eight doubles will be read soon; any address will do.
+    #[inline(always)]
+    fn prefetch(_from: *const f64) {}
     /// Eight 32-bit integers as doubles.
     unsafe fn load_i32(from: *const i32) -> Self;
     /// Doubles that hold integers of less than 2^31 as 32-bit integers.
@@ -158,6 +161,11 @@ mod x86 {
     // SAFETY (of every block below): the trait's contract says that AVX2 and FMA are enabled and pointers hold eight.
     impl Vector for Avx2 {
         #[inline(always)]
+        fn prefetch(from: *const f64) {
+            // SAFETY: a prefetch reads nothing and never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+        }
+        #[inline(always)]
         unsafe fn load(from: *const f64) -> Self {
             // SAFETY: the trait's contract.
             unsafe { Avx2(_mm256_loadu_pd(from), _mm256_loadu_pd(from.add(4))) }
@@ -249,6 +257,11 @@ mod x86 {
 
     // SAFETY (of every block below): the trait's contract says that AVX-512 F is enabled and pointers hold eight.
     impl Vector for Avx512 {
+        #[inline(always)]
+        fn prefetch(from: *const f64) {
+            // SAFETY: a prefetch reads nothing and never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+        }
         #[inline(always)]
         unsafe fn load(from: *const f64) -> Self {
             // SAFETY: the trait's contract.

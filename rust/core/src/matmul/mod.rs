@@ -13,34 +13,39 @@ pub mod shared;
 pub mod single;
 pub mod triples;
 pub mod weights;
+mod work;
 
 pub use kernel_vector::Isa;
 pub use plan::{BatchedPlan, BatchedShape, Conditions};
 pub use weights::{ExpertWeights, Numbers};
+pub use work::{Phase, Work};
 
 use crate::error::{Error, Result};
 use crate::net::Kind;
 use crate::party::{Party, Role};
 use crate::rlwe::{Automorphism, PublicKey, RotationKeys, SecretKey};
 use rayon::ThreadPool;
-use std::sync::Arc;
 
 /// What the client keeps for a session's products.
 pub struct ClientKeys {
     /// Decrypts; never leaves.
-    pub secret: Arc<SecretKey>,
+    pub(crate) secret: SecretKey,
     /// The threads that work for this party.
-    pub pool: ThreadPool,
+    pub(crate) pool: ThreadPool,
+    /// What they spent their time on.
+    pub(crate) work: Work,
 }
 
 /// What the server keeps for a session's products.
 pub struct ServerKeys {
     /// Hides answers and expands requests.
-    pub public: Arc<PublicKey>,
+    pub(crate) public: PublicKey,
     /// Turns ciphertexts.
     pub(crate) rotations: RotationKeys,
     /// The threads that work for this party.
-    pub pool: ThreadPool,
+    pub(crate) pool: ThreadPool,
+    /// What they spent their time on.
+    pub(crate) work: Work,
 }
 
 /// One party's keys of a session, and its threads.
@@ -85,7 +90,7 @@ impl Encryption {
                 bytes.extend(secret.rotation_keys(&needed, &mut party.rng).to_bytes());
                 party.channel.send(Kind::Keys, &bytes)?;
                 party.channel.flush()?;
-                Ok(Encryption::Client(ClientKeys { secret: Arc::new(secret), pool }))
+                Ok(Encryption::Client(ClientKeys { secret, pool, work: Work::default() }))
             }
             Role::Server => {
                 let length = PublicKey::WIRE_LEN + RotationKeys::wire_len(needed.len());
@@ -94,33 +99,17 @@ impl Encryption {
                 let read = PublicKey::from_bytes(public, transcript)
                     .and_then(|public| Ok((public, RotationKeys::from_bytes(rotations, &needed)?)));
                 let (public, rotations) = read.map_err(|_| party.channel.refuse("keys that are none"))?;
-                Ok(Encryption::Server(ServerKeys { public: Arc::new(public), rotations, pool }))
+                Ok(Encryption::Server(ServerKeys { public, rotations, pool, work: Work::default() }))
             }
         }
     }
 
-    /// Makes sure that the server can turn ciphertexts in all these ways: one message if keys are missing, else none.
-    pub fn add_rotations(&mut self, party: &mut Party, have: &[Automorphism], wanted: &[Automorphism]) -> Result<()> {
-        let mut missing: Vec<Automorphism> = wanted.iter().filter(|a| !have.contains(a)).copied().collect();
-        missing.sort_unstable();
-        missing.dedup();
-        if missing.is_empty() {
-            return Ok(());
+    /// How long this party's threads worked on each phase of the batched products so far.
+    pub fn work(&self) -> &Work {
+        match self {
+            Encryption::Client(keys) => &keys.work,
+            Encryption::Server(keys) => &keys.work,
         }
-        party.step("encryption keys", |party| match self {
-            Encryption::Client(keys) => {
-                let bytes = keys.secret.rotation_keys(&missing, &mut party.rng).to_bytes();
-                party.channel.send(Kind::Keys, &bytes)?;
-                party.channel.flush()
-            }
-            Encryption::Server(keys) => {
-                let bytes = party.channel.receive(Kind::Keys, RotationKeys::wire_len(missing.len()))?;
-                let more = RotationKeys::from_bytes(&bytes, &missing);
-                let more = more.map_err(|_| party.channel.refuse("rotation keys that are none"))?;
-                keys.rotations.merge(more);
-                Ok(())
-            }
-        })
     }
 
     /// Whose keys these are.

@@ -45,6 +45,24 @@ impl<'a> ExpertWeights<'a> {
     pub fn shape(&self) -> (usize, usize, usize) {
         (self.experts, self.columns_out, self.columns_in)
     }
+
+    /// Bits of the numbers, sign included.
+    pub(super) fn bits(&self) -> u32 {
+        match self.numbers {
+            Numbers::I16(_) => 16,
+            Numbers::I32(_) => 32,
+        }
+    }
+
+    /// Part of one row of one expert's matrix as doubles, from input column `from` on.
+    pub(super) fn row(&self, expert: usize, column_out: usize, from: usize, into: &mut [f64]) {
+        let start = (expert * self.columns_out + column_out) * self.columns_in + from;
+        let range = start..start + into.len();
+        match self.numbers {
+            Numbers::I16(n) => into.iter_mut().zip(&n[range]).for_each(|(x, &w)| *x = f64::from(w)),
+            Numbers::I32(n) => into.iter_mut().zip(&n[range]).for_each(|(x, &w)| *x = f64::from(w)),
+        }
+    }
 }
 
 /// One row of the kernel: the sums of one shift of one output ciphertext.

@@ -22,9 +22,9 @@ pub(super) const REFILL_MOST: usize = 1 << 20;
 
 /// Bits of a group, nanoseconds and bytes a 1-of-2 transfer, at the slower party.
 const SOFTSPOKEN_COSTS: [(usize, f64, f64); 4] =
-    [(1, 40.0, 15.875), (2, 40.0, 7.875), (4, 50.0, 3.875), (8, 150.0, 1.875)];
+    [(1, 115.0, 15.875), (2, 110.0, 7.875), (4, 120.0, 3.875), (8, 300.0, 1.875)];
 /// The same for silent transfers.
-const SILENT_COST: (f64, f64) = (150.0, 0.27);
+const SILENT_COST: (f64, f64) = (250.0, 0.2);
 
 /// How transfers are extended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,25 +13,38 @@
 //! to what the channel counted. No step has secret-dependent branches or indexes; corrections that both parties see
 //! may be branched on.
 
+mod activation;
 mod boolean;
 mod compare;
 mod correlate;
+mod exponential;
+mod lookup;
 mod multiply;
+mod norm;
 mod onehot;
+mod piecewise;
 mod rank;
+mod reciprocal;
 mod reveal;
 mod select;
+mod softmax;
 mod sort;
+mod tables;
 mod wire;
 mod wrap;
 
+pub use activation::{gelu, relu, silu};
 pub use boolean::{and, not, or, xor};
 pub use compare::{equal, is_negative, less_than, ring_is_negative};
+pub use exponential::exponential;
 pub use multiply::{inner_products, multiply, multiply_truncate, square};
+pub use norm::{NormPlan, layer_norm, rms_norm};
 pub use onehot::{BitTable, MAX_LOOKUP_BITS, lookup_bits, one_hot};
 pub use rank::{Rows, dispatch_bits, dispatch_ranks, maximum, rank_all_pairs, top_k_mask};
+pub use reciprocal::{reciprocal, rsqrt};
 pub use reveal::{reveal_to, reveal_to_both, share_from};
 pub use select::{bits_to_field, bits_to_ring, select, select_ring};
+pub use softmax::softmax;
 pub use sort::{Link, Plan, plan};
 pub use wrap::{MAX_KAPPA, from_ring, to_ring, truncate};
 
@@ -68,6 +81,8 @@ pub(crate) fn same_length(what: &str, a: usize, b: usize) -> Result<()> {
     }
 }
 
+#[cfg(test)]
+mod function_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

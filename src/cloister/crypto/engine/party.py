@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class Settings:
     peer: str | None = None  # the other party's fingerprint
     insecure_loopback: bool = False  # no TLS, on one machine only: for tests and measurements
     fraction: int = FRACTION_BITS
-    transfers: Literal["softspoken1", "softspoken2", "softspoken4", "softspoken8", "silent"] = "softspoken2"
+    transfers: Literal["softspoken1", "softspoken2", "softspoken4", "softspoken8", "silent"] = "silent"
+    post_quantum: bool = False  # rest the transfers on ML-KEM-768
     model: bytes = bytes(32)  # a digest of what is computed
     quiet_seconds: float = 60.0  # how long the peer may be silent
     threads: int | None = None
@@ -43,6 +45,7 @@ class Settings:
         given: dict[str, Any] = {
             "fraction_bits": float(self.fraction),
             "transfers": self.transfers,
+            "post_quantum": self.post_quantum,
             "quiet_seconds": float(self.quiet_seconds),
             "model": self.model,
         }
@@ -277,6 +280,68 @@ class Party:
         with native.translated():
             return Shares(_words(self._native.select(bits.data, x.data)).reshape(x.shape), x.fraction)
 
+    # ---- functions ------------------------------------------------------------------------------------------------
+
+    def relu(self, x: Shares) -> Shares:
+        """max(x, 0)."""
+        with native.translated():
+            return Shares(_words(self._native.relu(x.data, x.fraction)).reshape(x.shape), x.fraction)
+
+    def silu(self, x: Shares) -> Shares:
+        """x / (1 + e^-x)."""
+        with native.translated():
+            return Shares(_words(self._native.silu(x.data, x.fraction)).reshape(x.shape), x.fraction)
+
+    def gelu(self, x: Shares) -> Shares:
+        """x times the normal distribution function of x."""
+        with native.translated():
+            return Shares(_words(self._native.gelu(x.data, x.fraction)).reshape(x.shape), x.fraction)
+
+    def exp(self, x: Shares, *, octaves: int = 0, fraction: int | None = None) -> Shares:
+        """e^x for x up to `octaves` * ln 2; what is 27 octaves below that becomes zero."""
+        fraction = x.fraction if fraction is None else fraction
+        with native.translated():
+            out = self._native.exponential(x.data, x.fraction, octaves, fraction)
+        return Shares(_words(out).reshape(x.shape), fraction)
+
+    def reciprocal(self, x: Shares, *, least: float, most: float, fraction: int | None = None) -> Shares:
+        """1 / x for numbers known to lie between two positive powers of two."""
+        low, high = _octaves(x, least, most)
+        fraction = x.fraction if fraction is None else fraction
+        with native.translated():
+            out = self._native.reciprocal(x.data, low, high, x.fraction + fraction)
+        return Shares(_words(out).reshape(x.shape), fraction)
+
+    def rsqrt(self, x: Shares, *, least: float, most: float) -> Shares:
+        """1 / sqrt(x) for numbers known to lie between two positive powers of two."""
+        if x.fraction % 2:
+            raise InvalidParameter("A reciprocal square root needs an even number of fraction bits.")
+        low, high = _octaves(x, least, most)
+        with native.translated():
+            out = self._native.rsqrt(x.data, low - low % 2, high, 1 << 16, x.fraction + x.fraction // 2)
+        return Shares(_words(out).reshape(x.shape), x.fraction)
+
+    def softmax(self, x: Shares, *, allowed: NDArray[np.bool_] | None = None) -> Shares:
+        """Along the last axis. `allowed` is public: what it forbids gets zero."""
+        flags = None if allowed is None else np.ascontiguousarray(np.broadcast_to(allowed, x.shape), dtype=np.uint8)
+        with native.translated():
+            out = self._native.softmax(x.data, x.shape[-1], flags, x.fraction)
+        return Shares(_words(out).reshape(x.shape), x.fraction)
+
+    def rms_norm(self, x: Shares, *, epsilon: float = 1e-5, rms_below: float = 16.0) -> Shares:
+        """x / sqrt(mean(x^2) + epsilon) along the last axis. Every row's root mean square must be below `rms_below`."""
+        return self._norm(x, epsilon, rms_below, False)
+
+    def layer_norm(self, x: Shares, *, epsilon: float = 1e-5, rms_below: float = 16.0) -> Shares:
+        """The same after the mean is taken off."""
+        return self._norm(x, epsilon, rms_below, True)
+
+    def _norm(self, x: Shares, epsilon: float, rms_below: float, centred: bool) -> Shares:
+        bits, units = math.ceil(math.log2(rms_below)), max(1, round(epsilon * 2**24))
+        with native.translated():
+            out = self._native.norm(x.data, x.shape[-1], x.fraction, bits, units, centred)
+        return Shares(_words(out).reshape(x.shape), x.fraction)
+
     # ---- bits and order -------------------------------------------------------------------------------------------
 
     def less_than(self, x: Shares, y: Shares, *, bits: int = EXACT_BITS, drop_bits: int = 0) -> Bits:
@@ -349,6 +414,12 @@ def _bits(raw: Any, shape: tuple[int, ...]) -> Bits:
 def _signed(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     integers = words.astype(np.int64)
     return np.ascontiguousarray(np.where(integers > PRIME // 2, integers - PRIME, integers))
+
+
+def _octaves(x: Shares, least: float, most: float) -> tuple[int, int]:
+    if not 0 < least < most:
+        raise InvalidParameter(f"A range from {least} to {most} is none of positive numbers.")
+    return math.floor(math.log2(least)) + x.fraction, math.ceil(math.log2(most)) + x.fraction
 
 
 def _two(x: Shares) -> tuple[int, int]:

@@ -6,7 +6,7 @@ use crate::matmul::plan::{BatchedShape, Conditions};
 use crate::matmul::weights::Numbers;
 use crate::testing;
 
-fn plain(shape: &BatchedShape, matrix: usize, x: &[i64], w: &[i16]) -> Vec<i64> {
+pub fn plain(shape: &BatchedShape, matrix: usize, x: &[i64], w: &[i16]) -> Vec<i64> {
     let (t, d, o) = (shape.tokens, shape.columns_in, shape.columns_out[matrix]);
     let mut out = Vec::new();
     for e in 0..shape.experts {
