@@ -106,10 +106,13 @@ fn main() -> Result<()> {
     let number = |k: usize, default| arguments.get(k).and_then(|a| a.parse().ok()).unwrap_or(default);
     let (experts, tokens, hidden, inner) = (number(0, 64), number(1, 32), number(2, 2048), number(3, 1408));
     let choice = |k: usize| arguments.get(k).map_or("auto", String::as_str);
-    let shape =
-        |columns_in, columns_out: &[usize]| BatchedShape { experts, tokens, columns_in, columns_out: columns_out.to_vec() };
-    let plans =
-        [plan(shape(hidden, &[inner, inner]), choice(4))?, plan(shape(inner, &[hidden]), choice(5))?];
+    let shape = |columns_in, columns_out: &[usize]| BatchedShape {
+        experts,
+        tokens,
+        columns_in,
+        columns_out: columns_out.to_vec(),
+    };
+    let plans = [plan(shape(hidden, &[inner, inner]), choice(4))?, plan(shape(inner, &[hidden]), choice(5))?];
     for plan in &plans {
         println!("{:?}", plan.shape());
         println!("  {:?}", plan.layout());
@@ -125,15 +128,16 @@ fn main() -> Result<()> {
     }
 
     let mut rng = SecretRng::from_insecure_fixed_seed(1);
-    let inputs: Vec<[Vec<u64>; 2]> = plans
-        .iter()
-        .map(|p| [0, 1].map(|_| field::random_vector(&mut rng, p.shape().inputs())))
-        .collect();
+    let inputs: Vec<[Vec<u64>; 2]> =
+        plans.iter().map(|p| [0, 1].map(|_| field::random_vector(&mut rng, p.shape().inputs()))).collect();
     let weights: Vec<Vec<Vec<i16>>> = plans
         .iter()
         .map(|p| {
             let s = p.shape();
-            s.columns_out.iter().map(|o| (0..experts * o * s.columns_in).map(|_| rng.next_u64() as i16).collect()).collect()
+            s.columns_out
+                .iter()
+                .map(|o| (0..experts * o * s.columns_in).map(|_| rng.next_u64() as i16).collect())
+                .collect()
         })
         .collect();
 

@@ -82,7 +82,8 @@ fn main() -> Result<()> {
             || single::multiply(&mut c, &mine, &plan, &x[0], None),
             || single::multiply(&mut s, &other, &plan, &x[1], Some(weights)),
         );
-        (a?, b?);
+        a?;
+        b?;
     }
     for (who, channel) in [("client", &mut c.channel), ("server", &mut s.channel)] {
         for cost in channel.costs().iter().filter(|cost| cost.step.contains('/')) {
@@ -104,7 +105,8 @@ fn main() -> Result<()> {
         || single::online(&mut c, &mine, prepared, &x[0], None),
         || single::online(&mut s, &other, kept, &x[1], Some(weights)),
     );
-    (a?, b?);
+    a?;
+    b?;
     let sent = c.channel.costs().iter().map(|cost| cost.bytes_sent).sum();
     println!("{:<28} {:>8.2} MB up", "on the wire, online", mb(sent));
 
@@ -113,7 +115,8 @@ fn main() -> Result<()> {
     let count = 24 * 8192;
     let start = Instant::now();
     let (a, b) = both("196,608 triples", || mine.refill(&mut c.channel, count), || other.refill(&mut s.channel, count));
-    (a?, b?);
+    a?;
+    b?;
     println!("{:<28} {:>8.0} a second", "", count as f64 / start.elapsed().as_secs_f64());
     Ok(())
 }

@@ -8,9 +8,11 @@ use crate::matmul::{BatchedPlan, BatchedShape, Conditions, Encryption, ExpertWei
 use crate::net::identity::{Identity, Trust};
 use crate::net::shaped::{Link, ShapedPipe};
 use crate::net::{Channel, Limits, Pipe, tcp, tls};
-use crate::ot::{BaseKind, ExtendedOt, GroupBits, OtConfig, OtCounts, OtKind, OtSupply, ReceivedPads, ReceivedPads16, SentPads};
-use crate::protocol;
+use crate::ot::{
+    BaseKind, ExtendedOt, GroupBits, OtConfig, OtCounts, OtKind, OtSupply, ReceivedPads, ReceivedPads16, SentPads,
+};
 use crate::party::{Party, Role, TripleSupply, Triples};
+use crate::protocol;
 use crate::random::SecretRng;
 use crate::rlwe::{Automorphism, params};
 use crate::session::{self, Session, Terms, TransferKind};
@@ -222,10 +224,8 @@ impl Engine {
         });
         party.triples = Box::new(for_party);
         let conditions = settings.conditions;
-        let link = protocol::Link {
-            bytes_per_second: conditions.bytes_per_second,
-            round_seconds: settings.round_seconds,
-        };
+        let link =
+            protocol::Link { bytes_per_second: conditions.bytes_per_second, round_seconds: settings.round_seconds };
         Ok(Self { party, encryption, rotations: Vec::new(), transfers, triples, conditions, link })
     }
 

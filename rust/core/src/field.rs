@@ -119,11 +119,7 @@ pub fn pack_bits(values: &[u64], bits: usize) -> Vec<u8> {
 /// The inverse of [`pack_bits`].
 pub fn unpack_bits(bytes: &[u8], n: usize, bits: usize) -> Result<Vec<u64>> {
     if bytes.len() != packed_len(n, bits) {
-        return Err(Error::BadArgument(format!(
-            "{} bytes where {} were expected",
-            bytes.len(),
-            packed_len(n, bits)
-        )));
+        return Err(Error::BadArgument(format!("{} bytes where {} were expected", bytes.len(), packed_len(n, bits))));
     }
     let mut out = Vec::with_capacity(n);
     let (mut acc, mut have, mut at) = (0u128, 0usize, 0usize);

@@ -112,7 +112,6 @@ impl Listener {
     }
 }
 
-
 /// Makes a key and a certificate: (certificate, key, fingerprint), the first two in PEM.
 #[pyfunction]
 pub fn generate_identity() -> PyResult<(String, String, String)> {
@@ -221,12 +220,7 @@ impl Party {
     }
 
     /// Opens values to one party: this reveals them to it. The other gets None.
-    fn reveal_to<'py>(
-        &self,
-        py: Python<'py>,
-        to: &str,
-        x: PyBuffer<u64>,
-    ) -> PyResult<Option<Bound<'py, PyByteArray>>> {
+    fn reveal_to<'py>(&self, py: Python<'py>, to: &str, x: PyBuffer<u64>) -> PyResult<Option<Bound<'py, PyByteArray>>> {
         let (to, x) = (role(to)?, field(py, &x)?);
         let out = self.run(py, |engine| protocol::reveal_to(&mut engine.party, to, &x))?;
         out.map(|values| signed(py, &values)).transpose()
@@ -446,9 +440,8 @@ impl Party {
     ) -> PyResult<Bound<'py, PyByteArray>> {
         let x = field(py, &x)?;
         let rows = Rows { length, kappa, drop_bits };
-        let out = self.run(py, |engine| {
-            protocol::dispatch_ranks(&mut engine.party, &x, rows, slots, &engine.link.clone())
-        })?;
+        let out =
+            self.run(py, |engine| protocol::dispatch_ranks(&mut engine.party, &x, rows, slots, &engine.link.clone()))?;
         words(py, &out)
     }
 }

@@ -25,13 +25,14 @@ use crate::net::Kind;
 use crate::party::{Party, Role};
 use crate::rlwe::{Automorphism, PublicKey, RotationKeys, SecretKey};
 use rayon::ThreadPool;
+use std::sync::Arc;
 
 /// What the client keeps for a session's products.
 pub struct ClientKeys {
     /// Decrypts; never leaves.
-    pub(crate) secret: SecretKey,
+    pub secret: Arc<SecretKey>,
     /// The threads that work for this party.
-    pub(crate) pool: ThreadPool,
+    pub pool: ThreadPool,
     /// What they spent their time on.
     pub(crate) work: Work,
 }
@@ -39,11 +40,11 @@ pub struct ClientKeys {
 /// What the server keeps for a session's products.
 pub struct ServerKeys {
     /// Hides answers and expands requests.
-    pub(crate) public: PublicKey,
+    pub public: Arc<PublicKey>,
     /// Turns ciphertexts.
     pub(crate) rotations: RotationKeys,
     /// The threads that work for this party.
-    pub(crate) pool: ThreadPool,
+    pub pool: ThreadPool,
     /// What they spent their time on.
     pub(crate) work: Work,
 }
@@ -110,6 +111,30 @@ impl Encryption {
             Encryption::Client(keys) => &keys.work,
             Encryption::Server(keys) => &keys.work,
         }
+    }
+
+    /// Makes sure that the server can turn ciphertexts in all these ways: one message if keys are missing, else none.
+    pub fn add_rotations(&mut self, party: &mut Party, have: &[Automorphism], wanted: &[Automorphism]) -> Result<()> {
+        let mut missing: Vec<Automorphism> = wanted.iter().filter(|a| !have.contains(a)).copied().collect();
+        missing.sort_unstable();
+        missing.dedup();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        party.step("encryption keys", |party| match self {
+            Encryption::Client(keys) => {
+                let bytes = keys.secret.rotation_keys(&missing, &mut party.rng).to_bytes();
+                party.channel.send(Kind::Keys, &bytes)?;
+                party.channel.flush()
+            }
+            Encryption::Server(keys) => {
+                let bytes = party.channel.receive(Kind::Keys, RotationKeys::wire_len(missing.len()))?;
+                let more = RotationKeys::from_bytes(&bytes, &missing);
+                let more = more.map_err(|_| party.channel.refuse("rotation keys that are none"))?;
+                keys.rotations.merge(more);
+                Ok(())
+            }
+        })
     }
 
     /// Whose keys these are.

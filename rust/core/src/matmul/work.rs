@@ -24,15 +24,8 @@ pub enum Phase {
 
 impl Phase {
     /// Every phase in the order of a product.
-    pub const ALL: [Phase; 7] = [
-        Phase::Encrypt,
-        Phase::Expand,
-        Phase::Weights,
-        Phase::Kernel,
-        Phase::Rotate,
-        Phase::Hide,
-        Phase::Decrypt,
-    ];
+    pub const ALL: [Phase; 7] =
+        [Phase::Encrypt, Phase::Expand, Phase::Weights, Phase::Kernel, Phase::Rotate, Phase::Hide, Phase::Decrypt];
 }
 
 /// Nanoseconds of each phase.

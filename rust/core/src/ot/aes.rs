@@ -2,10 +2,11 @@
 //! correlation-robust hash that turns correlations into pads.
 //!
 //! Two implementations compute the same: AES-NI, eight blocks in flight, and the constant-time software AES of
-//! `cryprot-core` where the processor has none. Neither branches on, nor indexes by, its input.
+//! the crate `aes` where the processor has none. Neither branches on, nor indexes by, its input.
 
 use super::Block;
-use cryprot_core::aes_hash::AesHash;
+use aes::Aes128;
+use aes::cipher::{BlockEncrypt, KeyInit};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroize;
 
@@ -18,7 +19,7 @@ pub(super) struct Aes(Keys);
 enum Keys {
     #[cfg(target_arch = "x86_64")]
     Ni([u128; 11]),
-    Portable(Box<AesHash>),
+    Portable(Box<Aes128>),
 }
 
 impl Drop for Aes {
@@ -26,11 +27,8 @@ impl Drop for Aes {
         match &mut self.0 {
             #[cfg(target_arch = "x86_64")]
             Keys::Ni(keys) => keys.zeroize(),
-            // The foreign type cannot be wiped from here; overwriting its schedule with a public one does.
-            Keys::Portable(hash) => {
-                **hash = AesHash::new(&[0; 16].into());
-                std::hint::black_box(hash);
-            }
+            // Wipes itself: the crate is built with its feature `zeroize`.
+            Keys::Portable(_) => {}
         }
     }
 }
@@ -48,7 +46,7 @@ impl Aes {
 
     /// The software cipher, whatever the processor has.
     pub(super) fn portable(key: Block) -> Self {
-        Self(Keys::Portable(Box::new(AesHash::new(&key.to_le_bytes().into()))))
+        Self(Keys::Portable(Box::new(Aes128::new(&key.to_le_bytes().into()))))
     }
 
     /// A cipher whose key is public, named by what it is for.
@@ -62,17 +60,19 @@ impl Aes {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this variant is built only where the processor has AES-NI.
             Keys::Ni(keys) => unsafe { ni::stream(keys, start, out) },
-            Keys::Portable(hash) => {
+            Keys::Portable(cipher) => {
                 for (i, block) in out.iter_mut().enumerate() {
-                    *block = soft_encrypt(hash, (start + i as u64) as u128);
+                    *block = soft_encrypt(cipher, (start + i as u64) as u128);
                 }
             }
         }
     }
 }
 
-fn soft_encrypt(hash: &AesHash, x: Block) -> Block {
-    u128::from_le_bytes(*hash.cr_hash_block(cryprot_core::Block::new(x.to_le_bytes())).as_bytes()) ^ x
+fn soft_encrypt(cipher: &Aes128, x: Block) -> Block {
+    let mut block = x.to_le_bytes().into();
+    cipher.encrypt_block(&mut block);
+    u128::from_le_bytes(block.into())
 }
 
 /// The doubling step of a seed tree: two fixed-key one-way functions x -> AES(x) ^ x, one for each child.
@@ -208,7 +208,7 @@ impl TweakedHash {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this variant is built only where the processor has AES-NI.
             Keys::Ni(keys) => unsafe { ni::tweaked_hash::<PER>(keys, self.high, first, blocks) },
-            Keys::Portable(hash) => {
+            Keys::Portable(cipher) => {
                 for (i, block) in blocks.iter_mut().enumerate() {
                     let once = soft_encrypt(hash, *block);
                     *block = soft_encrypt(hash, once ^ self.high ^ (first + (i / PER) as u64) as u128) ^ once;

@@ -1,8 +1,8 @@
 //! ReLU, SiLU, GELU.
 //!
 //! SiLU(x) = ReLU(x) - r(|x|) with r(u) = u / (1 + e^u), GELU(x) = ReLU(x) - r(|x|) with r(u) = u (1 - Phi(u)): one
-//! sign serves ReLU and |x|, and the remainder is smooth and fades. Both identities hold for either sign of x as long as r
-//! is continued below 0, so a sign that is wrong within a comparison's cell of 1/64 costs nothing.
+//! sign serves ReLU and |x|, and the remainder is smooth and fades. Both identities hold for either sign of x as long as
+//! r is continued below 0, so a sign that is wrong within a comparison's cell of 1/64 costs nothing.
 
 use super::piecewise::{CELL, KAPPA, check_fraction, fading};
 use super::tables::{GELU, Piece, SILU};

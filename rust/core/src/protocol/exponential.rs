@@ -2,8 +2,8 @@
 //!
 //! z = x log2(e) goes to a ring of 5 bits before the point and 16 behind it. Halved, it is n + t with 4 bits for n, so
 //! that e^x = 4^(n0 + n1) 4^t0 4^t1 holds for the shares as they are: no carry is needed. Each party computes the power
-//! of its own t. The server folds 4^(n0 + j) 4^t0 into the sixteen messages of one transfer, the client takes number n1,
-//! and one product with the client's 4^t1 remains. The window of 28 octaves is cut below by a comparison.
+//! of its own t. The server folds 4^(n0 + j) 4^t0 into the sixteen messages of one transfer, the client takes number
+//! n1, and one product with the client's 4^t1 remains. The window of 28 octaves is cut below by a comparison.
 
 use super::lookup::lookup16;
 use super::piecewise::{CELL, KAPPA, check_fraction};

@@ -91,8 +91,8 @@ pub fn rms_norm(party: &mut Party, x: &[u64], plan: &NormPlan) -> Result<Vec<u64
 /// (x - mean(x)) / sqrt(variance(x) + epsilon) for every row. `rms_bits` bounds the deviation's root mean square and
 /// the mean.
 ///
-/// Error and cost: as [`rms_norm`], and a last place of x (an eighth of one for rms_bits up to 1) and a truncation a row
-/// for the mean; 27 rounds.
+/// Error and cost: as [`rms_norm`], and a last place of x (an eighth of one for rms_bits up to 1) and a truncation a
+/// row for the mean; 27 rounds.
 pub fn layer_norm(party: &mut Party, x: &[u64], plan: &NormPlan) -> Result<Vec<u64>> {
     check_rows(x, plan)?;
     step_on(party, "layer_norm", x.len(), |party| {

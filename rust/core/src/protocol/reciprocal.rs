@@ -1,8 +1,8 @@
 //! Reciprocal and reciprocal square root of positive numbers of unknown size.
 //!
 //! The octave of x is found by comparing it with powers of two, all in one batch; multiplied by the power that the bits
-//! select, x becomes m at 17 bits in [1, 2) (or [1, 4)), exactly. A minimax start, one correction of high order, and the
-//! same power back. These run once a row, so rounds were spared and bytes were not.
+//! select, x becomes m at 17 bits in [1, 2) (or [1, 4)), exactly. A minimax start, one correction of high order, and
+//! the same power back. These run once a row, so rounds were spared and bytes were not.
 
 use super::tables::{RECIPROCAL_START, RSQRT_START};
 use super::{bits_to_field, is_negative, multiply_truncate, not, step_on, truncate};

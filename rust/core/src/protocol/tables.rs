@@ -1,5 +1,5 @@
-//! The constants of the non-linear steps. Written by `rust/core/tables/fit.py`; the plain backend reads the
-//! same numbers from its `tables.json`, and a test holds the two files equal.
+//! The constants of the non-linear steps. Written by `rust/core/tables/fit.py`; the plain backend reads
+//! the same numbers from its `tables.json`, and a test holds the two files equal.
 
 /// One cubic of a piecewise function; see [`super::piecewise`].
 #[derive(Clone, Copy)]
