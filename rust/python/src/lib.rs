@@ -1,6 +1,9 @@
 //! The Python module `cloister_native`. No cryptography here: arguments are converted, the interpreter lock is
 //! released, errors of the core become Python exceptions.
 
+// Arguments have names in Python, so a long list of them is readable there.
+#![allow(clippy::too_many_arguments)]
+
 mod convert;
 mod error;
 mod party;

@@ -203,7 +203,7 @@ impl Transforms {
             let source = |k: usize| from.wrapping_add(k * SIDE);
             let (q, inverse) = (V::splat(forward.modulus.q), V::splat(forward.modulus.inverse));
             let twiddles = forward.twiddles.as_ptr();
-            let mut groups = 1;
+            let mut groups;
             let mut span = self.size / 2;
             if self.size.trailing_zeros() % 2 == 1 {
                 let w = *twiddles.add(1);

@@ -91,7 +91,7 @@ impl Encryption {
                 bytes.extend(secret.rotation_keys(&needed, &mut party.rng).to_bytes());
                 party.channel.send(Kind::Keys, &bytes)?;
                 party.channel.flush()?;
-                Ok(Encryption::Client(ClientKeys { secret, pool, work: Work::default() }))
+                Ok(Encryption::Client(ClientKeys { secret: Arc::new(secret), pool, work: Work::default() }))
             }
             Role::Server => {
                 let length = PublicKey::WIRE_LEN + RotationKeys::wire_len(needed.len());
@@ -100,7 +100,7 @@ impl Encryption {
                 let read = PublicKey::from_bytes(public, transcript)
                     .and_then(|public| Ok((public, RotationKeys::from_bytes(rotations, &needed)?)));
                 let (public, rotations) = read.map_err(|_| party.channel.refuse("keys that are none"))?;
-                Ok(Encryption::Server(ServerKeys { public, rotations, pool, work: Work::default() }))
+                Ok(Encryption::Server(ServerKeys { public: Arc::new(public), rotations, pool, work: Work::default() }))
             }
         }
     }

@@ -1,7 +1,7 @@
 use super::kernel::{TOGETHER, Version};
 use super::*;
 use crate::field::to_signed;
-use crate::matmul::ClientKeys;
+use crate::matmul::{ClientKeys, Work};
 use crate::testing;
 
 /// A cost model that leaves the choice to the shape.
@@ -245,8 +245,8 @@ fn encryption() -> (Encryption, Encryption) {
     let (secret, public, mut rng) = keys();
     let rotations = secret.rotation_keys(&[], &mut rng);
     let pool = || rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-    let client = Encryption::Client(ClientKeys { secret: secret.into(), pool: pool() });
-    (client, Encryption::Server(ServerKeys { public: public.into(), rotations, pool: pool() }))
+    let client = Encryption::Client(ClientKeys { secret: secret.into(), pool: pool(), work: Work::default() });
+    (client, Encryption::Server(ServerKeys { public: public.into(), rotations, pool: pool(), work: Work::default() }))
 }
 
 fn keys() -> (SecretKey, PublicKey, SecretRng) {
