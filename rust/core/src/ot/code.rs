@@ -89,10 +89,13 @@ impl Code {
         for (chunk, (out, out_small)) in chunks.enumerate() {
             self.positions(chunk, &mut places);
             for ((value, small), place) in out.iter_mut().zip(out_small).zip(&places) {
+                // Sums in registers: through the references every step would wait for the store before it.
+                let (mut sum, mut sum_small) = (*value, *small);
                 for &p in place {
-                    *value ^= second[p as usize];
-                    *small ^= second_small[p as usize];
+                    sum ^= second[p as usize];
+                    sum_small ^= second_small[p as usize];
                 }
+                (*value, *small) = (sum, sum_small);
             }
         }
     }
