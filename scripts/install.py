@@ -72,9 +72,14 @@ def build_core() -> bool:
     if not (RUST / "Cargo.toml").exists():
         return False
     mark = rust_stamp()
-    if RUST_STAMP.exists() and RUST_STAMP.read_text() == mark:
+    last = RUST_STAMP.read_text() if RUST_STAMP.exists() else ""
+    if last == mark:
+        return False
+    if last == f"failed {mark}":
+        say(f"The Rust core could not be built last time. To try again: `rm {RUST_STAMP.relative_to(ROOT)}`.")
         return False
     if shutil.which("cargo") is None:
+        remove_core()
         say(
             "The Rust core is left out: cargo is not installed (https://rustup.rs has it).\n"
             "Missing then: the mode `crypto`. Everything else works; install cargo and run `make install` again."
@@ -89,6 +94,8 @@ def build_core() -> bool:
             check=False,
         )
         if done.returncode != 0:
+            remove_core()
+            RUST_STAMP.write_text(f"failed {mark}")
             log.seek(0)
             say("".join(log.readlines()[-30:]))
             say(
@@ -100,9 +107,18 @@ def build_core() -> bool:
     return True
 
 
+def remove_core() -> None:
+    """Take away a module built from other sources: better none than one that does not belong to this checkout."""
+    subprocess.run(
+        [str(PYTHON), "-m", "pip", "uninstall", "--quiet", "--yes", "cloister-native"], capture_output=True, check=False
+    )
+
+
 def rust_stamp() -> str:
-    """The sources of the Rust core and the compiler, as a hash."""
+    """The sources of the Rust core, the compiler and this Python, as a hash."""
     digest = hashlib.sha256(sys.version.encode())
+    if shutil.which("rustc"):
+        digest.update(subprocess.run(["rustc", "-V"], capture_output=True, check=False).stdout)
     for path in sorted(RUST.rglob("*")):
         if "target" not in path.relative_to(RUST).parts and path.suffix in {".rs", ".toml", ".lock", ".json"}:
             digest.update(str(path.relative_to(RUST)).encode() + b"\0" + path.read_bytes())

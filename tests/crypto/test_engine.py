@@ -176,6 +176,39 @@ def test_shares_say_nothing_and_refuse_what_does_not_fit() -> None:
     assert np.abs(decode(encode(values)) - values).max() <= ONE_PLACE / 2
 
 
+def refusals(party: Party) -> Any:
+    x = party.share_integers(np.ones((2, 4), dtype=np.int64), owner=party.role, shape=(2, 4))
+    said = []
+    for wrong in (
+        lambda: party.matmul(x, np.full((4, 3), 0.7), outputs=3),
+        lambda: party.matmul(x, np.full((4, 3), 40_000), outputs=3),
+        lambda: party.batched_matmul(x.reshape(1, 2, 4), [np.full((1, 3, 4), 40_000)], outputs=[3]),
+        lambda: party.share_integers(np.array([2**63], dtype=np.uint64), owner=party.role),
+        lambda: party.truncate(x, -1),
+        lambda: party.multiply(x, x[:1]),
+    ):
+        try:
+            wrong()
+        except InvalidParameter as error:
+            said.append(str(error))
+    party.meet()  # none of these ended the session
+    return said
+
+
+def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    ours, theirs = run(refusals, tmp_path)
+    assert len(ours) == len(theirs) == 6
+    assert not any("40000" in text or "0.7" in text for text in ours), "a weight is secret"
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    for wrong in ({"quiet_seconds": float("nan")}, {"link_bits_per_second": 0.0}, {"quiet_seconds": -1.0}):
+        with pytest.raises(InvalidParameter):
+            Party.connect("127.0.0.1", 1, Settings(insecure_loopback=True, **wrong))  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameter):
+        Listener().accept(Settings(insecure_loopback=True), seconds=float("nan"))
+
+
 def test_a_listener_that_nobody_calls_gives_up() -> None:
     from cloister.errors import PeerTimeout
 

@@ -55,7 +55,9 @@ pub struct Settings {
 impl Settings {
     /// The defaults of this build: a local network, SoftSpoken transfers, every core.
     pub fn new(security: Security) -> Self {
-        let table: [u8; 32] = Sha256::digest(format!("{:?} {:?}", params::PRIMES, params::SECURITY)).into();
+        // Builds from different sources may compute differently although they speak alike: tables, plans, roundings.
+        let table = format!("{:?} {:?} {}", params::PRIMES, params::SECURITY, env!("CLOISTER_CORE_SOURCES"));
+        let table: [u8; 32] = Sha256::digest(table).into();
         let primes = params::PRIMES.iter().map(|&q| u64::from(q)).collect();
         let flood = (params::FLOODED_COEFFICIENTS_LOG2 + params::FLOOD_SECURITY_BITS) as u16;
         Self {
@@ -242,6 +244,9 @@ impl Engine {
     /// The product of a shared matrix (rows x columns) with one matrix of weights (columns x outputs) that the server
     /// passes: at the sum of the scales, off by at most one before it is truncated.
     pub fn product(&mut self, x: &[u64], shape: Shape, weight_bits: u32, weights: Option<&[i32]>) -> Result<Vec<u64>> {
+        if weight_bits > 24 {
+            return Err(Error::Unsupported(format!("weights of {weight_bits} bits; 24 is the most")));
+        }
         let plan = Plan::new(shape, weight_bits, &self.cost_model())?;
         let party = &mut self.party;
         match (&self.encryption, weights) {
@@ -269,6 +274,8 @@ impl Engine {
         let wanted = plan.automorphisms();
         self.encryption.add_rotations(&mut self.party, &self.rotations, &wanted)?;
         self.rotations.extend(wanted);
+        self.rotations.sort_unstable();
+        self.rotations.dedup();
         batched::multiply(&mut self.party, &self.encryption, &plan, x, weights)
     }
 

@@ -109,28 +109,31 @@ pub fn fill_with_records(
     if plan.batch_items == 0 || plan.records.iter().any(|r| r.pass.is_empty() && r.passes > 0) {
         return Err(Error::BadArgument("a plan has batches and passes of at least one item".into()));
     }
-    party.channel.enter(STEP);
-    let mut outcome = Ok(());
-    for (lane, wanted) in plan.lanes() {
-        outcome = outcome.and_then(|()| {
-            party.channel.enter(&lane.name());
-            let outcome = fill_lane(party, store, lane, wanted, plan.batch_items, progress);
-            party.channel.leave();
-            outcome
-        });
+    let batch_items = whole_blocks(plan.batch_items)?;
+    let mut lanes = plan.lanes();
+    for (_, wanted) in &mut lanes {
+        *wanted = whole_blocks(*wanted)?;
     }
-    for records in &plan.records {
-        outcome = outcome.and_then(|()| {
-            party.channel.enter(&Lane::Records(records.stream).name());
-            let outcome = fill_records(party, store, records, progress, make);
-            party.channel.leave();
-            outcome
-        });
-    }
-    party.channel.leave();
-    outcome
+    party.step(STEP, |party| {
+        for (lane, wanted) in lanes {
+            party.step(&lane.name(), |party| fill_lane(party, store, lane, wanted, batch_items, progress))?;
+        }
+        for records in &plan.records {
+            let name = Lane::Records(records.stream).name();
+            party.step(&name, |party| fill_records(party, store, records, progress, make))?;
+        }
+        Ok(())
+    })
 }
 
+fn whole_blocks(items: u64) -> Result<u64> {
+    items
+        .checked_next_multiple_of(BLOCK_ITEMS)
+        .filter(|&n| n < 1 << 48)
+        .ok_or_else(|| Error::BadArgument("more correlations than any disk holds".into()))
+}
+
+/// `wanted` and `batch_items` are whole blocks.
 fn fill_lane(
     party: &mut Party,
     store: &SharedStore,
@@ -139,11 +142,6 @@ fn fill_lane(
     batch_items: u64,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<()> {
-    let batch_items = batch_items.next_multiple_of(BLOCK_ITEMS);
-    let wanted = wanted
-        .checked_next_multiple_of(BLOCK_ITEMS)
-        .filter(|&n| n < 1 << 48)
-        .ok_or_else(|| Error::BadArgument("more correlations than any disk holds".into()))?;
     loop {
         let stored = store.lock()?.remaining(lane);
         if stored >= wanted {

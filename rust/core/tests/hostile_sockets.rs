@@ -160,7 +160,11 @@ fn a_peer_that_resets_while_we_write_ends_our_writing() {
         },
     );
     assert!(
-        matches!(&error, Error::Link(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)),
+        // Which of the three is noticed first depends on which thread meets the closed socket.
+        matches!(&error, Error::Link(e) if matches!(
+            e.kind(),
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof
+        )),
         "{error}"
     );
 }

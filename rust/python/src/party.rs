@@ -20,7 +20,27 @@ use std::time::Duration;
 #[pyclass]
 pub struct Party(Mutex<Option<Engine>>);
 
+impl Drop for Party {
+    fn drop(&mut self) {
+        // Closing the link may wait for the peer; the interpreter must not wait with it.
+        if let Some(engine) = self.take() {
+            Python::attach(|py| py.detach(|| drop(engine)));
+        }
+    }
+}
+
+/// Runs `body` without the interpreter lock; a panic becomes an error.
+fn caught<T: Send>(py: Python<'_>, body: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
+    let bug = || Error::Unsupported("the core met a case that it was not written for".into());
+    py.detach(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or_else(|_| Err(bug())))
+        .map_err(raise)
+}
+
 impl Party {
+    fn take(&self) -> Option<Engine> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+    }
+
     /// Runs `body` without the interpreter lock. A panic in the core is a bug, never an answer to a peer: it ends the
     /// session and reaches Python as an error like any other.
     fn run<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Engine) -> Result<T> + Send) -> PyResult<T> {
@@ -48,7 +68,15 @@ fn role(name: &str) -> PyResult<Role> {
 /// What a dictionary of settings from Python says. `cloister.crypto.engine.settings` writes it.
 fn settings(given: &Bound<'_, PyDict>) -> PyResult<Settings> {
     let text = |name: &str| -> PyResult<Option<String>> { given.get_item(name)?.map(|v| v.extract()).transpose() };
-    let number = |name: &str| -> PyResult<Option<f64>> { given.get_item(name)?.map(|v| v.extract()).transpose() };
+    let number = |name: &str| -> PyResult<Option<f64>> {
+        let found: Option<f64> = given.get_item(name)?.map(|v| v.extract()).transpose()?;
+        match found {
+            Some(x) if !(x.is_finite() && x >= 0.0) => {
+                Err(raise(Error::BadArgument(format!("the setting {name} must be a number that is not negative"))))
+            }
+            other => Ok(other),
+        }
+    };
     let security = match (text("certificate")?, text("key")?, text("peer")?) {
         (Some(certificate), Some(key), Some(peer)) => engine::Security::Tls {
             identity: Identity::from_pem(&certificate, &key).map_err(raise)?,
@@ -79,6 +107,9 @@ fn settings(given: &Bound<'_, PyDict>) -> PyResult<Settings> {
     if let Some(kind) = text("transfers")? {
         settings.set_transfers(&kind).map_err(raise)?;
     }
+    if number("link_bits_per_second")?.is_some_and(|bits| bits < 1000.0) {
+        return Err(raise(Error::BadArgument("a link of less than 1,000 bits a second is not imitated".into())));
+    }
     if let (Some(bits), Some(delay)) = (number("link_bits_per_second")?, number("link_delay_seconds")?) {
         settings.imitate_link(bits, delay);
     }
@@ -106,8 +137,11 @@ impl Listener {
     /// Waits for one client and sets the session up with it.
     fn accept(&self, py: Python<'_>, seconds: f64, given: &Bound<'_, PyDict>) -> PyResult<Party> {
         let settings = settings(given)?;
+        if seconds.is_nan() {
+            return Err(raise(Error::BadArgument("the time to wait is not a number".into())));
+        }
         let wait = Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0));
-        let engine = py.detach(|| engine::accept(&self.0, wait, settings)).map_err(raise)?;
+        let engine = caught(py, || engine::accept(&self.0, wait, settings))?;
         Ok(Party(Mutex::new(Some(engine))))
     }
 }
@@ -132,7 +166,7 @@ impl Party {
     #[staticmethod]
     fn connect(py: Python<'_>, host: String, port: u16, given: &Bound<'_, PyDict>) -> PyResult<Self> {
         let settings = settings(given)?;
-        let engine = py.detach(|| engine::connect(&host, port, settings)).map_err(raise)?;
+        let engine = caught(py, || engine::connect(&host, port, settings))?;
         Ok(Party(Mutex::new(Some(engine))))
     }
 
@@ -152,6 +186,11 @@ impl Party {
         })
     }
 
+    /// Ends the step entered last, if the session still stands.
+    fn leave_if_open(&self, py: Python<'_>) {
+        let _ = self.leave(py);
+    }
+
     /// The costs of every step so far, as JSON.
     fn costs(&self, py: Python<'_>) -> PyResult<String> {
         self.run(py, |engine| Ok(cloister_core::net::cost::to_json(&engine.party.channel.costs())))
@@ -167,16 +206,12 @@ impl Party {
 
     /// Says goodbye and ends the session. What follows fails with `engine.session_over`.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
-        let engine = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        match engine {
-            Some(engine) => py.detach(|| engine.finish()).map_err(raise),
-            None => Ok(()),
-        }
+        caught(py, || self.take().map_or(Ok(()), Engine::finish))
     }
 
     /// Drops the link without a goodbye.
-    fn abandon(&self) {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+    fn abandon(&self, py: Python<'_>) {
+        py.detach(|| drop(self.take()));
     }
 
     /// Makes transfers (as this party sees them: sent, received, sent of 16, received of 16) and triples ahead.
@@ -307,7 +342,8 @@ impl Party {
             if count == 0 || rows == 0 || columns == 0 || outputs == 0 {
                 return Err(Error::BadArgument("a product needs at least one row, column and output".into()));
             }
-            if x.len() != count * rows * columns || y.len() != count * columns * outputs {
+            let elements = |a: usize, b: usize| count.checked_mul(a).and_then(|n| n.checked_mul(b));
+            if Some(x.len()) != elements(rows, columns) || Some(y.len()) != elements(columns, outputs) {
                 return Err(Error::BadArgument(format!(
                     "{} and {} elements for {count} products of {rows} x {columns} and {columns} x {outputs}",
                     x.len(),

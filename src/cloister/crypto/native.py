@@ -66,3 +66,6 @@ def translated() -> Iterator[None]:
         code, message = error.args
         kind = _ERRORS.get(code, errors.PeerError)
         raise kind(message[:1].upper() + message[1:] + ".", advice=_ADVICE.get(code, "")) from None
+    except (OverflowError, BufferError) as error:
+        # A number or an array that the core's types cannot hold; the message names types, never values.
+        raise errors.InvalidParameter(f"The Rust core cannot take this argument: {error}.") from None

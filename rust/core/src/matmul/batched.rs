@@ -31,12 +31,15 @@ pub use ahead::{Prepared, online, prepare};
 /// Request ciphertexts in one message.
 const REQUESTS_IN_MESSAGE: usize = 16;
 /// Rows of the kernel that are worked on together: every value that is read serves so many.
-const ROWS_TOGETHER: usize = 48;
+const ROWS_TOGETHER: usize = 96;
 /// Bytes of transformed weights that one thread holds.
-const WEIGHT_MEMORY: usize = 24 << 20;
+const WEIGHT_MEMORY: usize = 80 << 20;
 
-/// Input ciphertexts that one pass of the kernel takes: their lanes and one panel of weights fit the first cache.
-const TERMS_AT_A_TIME: usize = 64;
+/// Input ciphertexts that one pass of the kernel takes: enough that reading and writing the sums does not matter.
+const TERMS_AT_A_TIME: usize = 128;
+
+/// Rows that are read from the sums at a time: whole pages, in order.
+const ROWS_READ: usize = 24;
 
 /// Lanes of the kernel for a layout: t' tokens of both polynomials, rounded up to whole vectors.
 pub(super) fn lanes(layout: &Layout) -> usize {
@@ -201,7 +204,7 @@ fn server(
         plan,
         weights,
         transforms: Transforms::new(plan.layout().cosets()),
-        gather: Gather::new(plan.layout()),
+        gather: Gather::new(plan.layout(), weights),
         isa: Isa::best(),
     };
     for group in 0..plan.groups() {
@@ -319,12 +322,7 @@ fn answer(
             scope.spawn_fifo(move |_| {
                 let mut sums = spare.lock().ok().and_then(|mut s| s.pop()).unwrap_or_default();
                 sums.multiply(tables, keys, &parts[k], segment, values);
-                let answers: Result<Vec<_>> = (0..parts[k].len())
-                    .map(|at| {
-                        let sum = keys.work.time(Phase::Rotate, || sums.rotated(tables.plan, keys, at))?;
-                        keys.work.time(Phase::Hide, || finish(keys, tables.plan, sum, &mut rng))
-                    })
-                    .collect();
+                let answers = sums.answers(tables.plan, keys, parts[k].len(), &mut rng);
                 if let Ok(mut spare) = spare.lock() {
                     spare.push(sums);
                 }
@@ -394,7 +392,8 @@ impl Sums {
         let inputs = segment.len();
         for from in (0..inputs).step_by(step) {
             let some = from..(from + step).min(inputs);
-            let block = Block { panels: self.panels, terms: some.len(), lane_blocks, points };
+            let next_values = values.inputs * values.lanes;
+            let block = Block { panels: self.panels, terms: some.len(), lane_blocks, points, next_values };
             self.weights.resize(LEVELS * block.weights(), 0);
             let strides = Strides { prime: block.weights(), point: TERMS_TOGETHER * ROWS };
             keys.work.time(Phase::Weights, || {
@@ -422,56 +421,80 @@ impl Sums {
         }
     }
 
-    /// One row as a ciphertext.
-    fn ciphertext(&self, layout: &Layout, row: usize) -> Ciphertext {
+    /// Some rows as ciphertexts.
+    fn ciphertexts(&self, layout: &Layout, rows: Range<usize>) -> Vec<Ciphertext> {
         let (points, tokens) = (layout.cosets(), layout.tokens);
         let lane_blocks = lanes(layout) / LANES;
-        let mut out = Ciphertext::zero(LEVELS);
-        let (panel, row) = (row / ROWS, row % ROWS);
+        let mut out: Vec<Ciphertext> = rows.clone().map(|_| Ciphertext::zero(LEVELS)).collect();
+        let mut line = vec![0u32; lane_blocks * LANES];
         for (index, sums) in self.sums.chunks_exact(self.panels * lane_blocks * TILE).enumerate() {
             let (prime, from) = (index / points, index / points * N + index % points * tokens);
             let q = PRIMES[prime] as i32;
-            for (poly, c) in out.c.iter_mut().enumerate() {
-                for (token, x) in c[from..from + tokens].iter_mut().enumerate() {
-                    let lane = poly * tokens + token;
-                    let sum = sums[((panel * lane_blocks + lane / LANES) * ROWS + row) * LANES + lane % LANES];
-                    // Centred, off by at most 2: one addition and one subtraction make it canonical.
-                    let sum = sum + (q & (sum >> 31));
-                    let less = sum - q;
-                    *x = (less + (q & (less >> 31))) as u32;
+            for (row, out) in rows.clone().zip(&mut out) {
+                let panel = &sums[row / ROWS * lane_blocks * TILE..][..lane_blocks * TILE];
+                let of_row = panel.chunks_exact(TILE).map(|tile| &tile[row % ROWS * LANES..][..LANES]);
+                for (line, sums) in line.chunks_exact_mut(LANES).zip(of_row) {
+                    for (x, &sum) in line.iter_mut().zip(sums) {
+                        // Centred, off by at most 2: one addition and one subtraction make it canonical.
+                        let sum = sum + (q & (sum >> 31));
+                        let less = sum - q;
+                        *x = (less + (q & (less >> 31))) as u32;
+                    }
+                }
+                for (c, line) in out.c.iter_mut().zip(line.chunks_exact(tokens)) {
+                    c[from..from + tokens].copy_from_slice(line);
                 }
             }
         }
         out
     }
 
-    /// The sums of output ciphertext number `at` of the part, shifted to where they belong and added up.
-    fn rotated(&self, plan: &BatchedPlan, keys: &ServerKeys, at: usize) -> Result<Ciphertext> {
-        let layout = plan.layout();
-        let shifts = layout.shifts();
-        let one = |k: usize| self.ciphertext(layout, at * shifts.len() + k);
-        let mut halves = Vec::with_capacity(2);
-        for (half, of_half) in shifts.chunks(2 * layout.rotated - 1).enumerate() {
-            let (mut left, mut right) = (vec![None; layout.rotated], vec![None; layout.rotated]);
-            for (k, shift) in of_half.iter().enumerate() {
-                let row = one(half * of_half.len() + k);
-                let side = if shift.shift >= 0 { &mut left } else { &mut right };
-                side[shift.shift.unsigned_abs()] = Some(row);
+    /// The answers of the `outputs` output ciphertexts of the part.
+    fn answers(
+        &self,
+        plan: &BatchedPlan,
+        keys: &ServerKeys,
+        outputs: usize,
+        rng: &mut SecretRng,
+    ) -> Result<Vec<(Answer, Zeroizing<Vec<u64>>)>> {
+        let shifts = plan.layout().shifts().len();
+        let at_once = (ROWS_READ / shifts).max(1);
+        let mut out = Vec::with_capacity(outputs);
+        for from in (0..outputs).step_by(at_once) {
+            let rows = from * shifts..(from + at_once).min(outputs) * shifts;
+            let mut rows = keys.work.time(Phase::Rotate, || self.ciphertexts(plan.layout(), rows)).into_iter();
+            while rows.len() > 0 {
+                let sum = keys.work.time(Phase::Rotate, || rotated(plan, keys, &mut rows))?;
+                out.push(keys.work.time(Phase::Hide, || finish(keys, plan, sum, rng))?);
             }
-            let block = layout.slots_in_block() as isize;
-            let mut sum = fold(keys, left, block)?;
-            if let (Some(sum), Some(other)) = (&mut sum, fold(keys, right, -block)?) {
-                sum.add(&other);
-            }
-            halves.extend(sum);
         }
-        let mut halves = halves.into_iter();
-        let mut sum = halves.next().expect("the unshifted sums are always there");
-        if let Some(swapped) = halves.next() {
-            sum.add(&keys.rotations.apply(&swapped, Automorphism::new(0, true))?);
-        }
-        Ok(sum)
+        Ok(out)
     }
+}
+
+/// The sums of one output ciphertext, the next `rows`, shifted to where they belong and added up.
+fn rotated(plan: &BatchedPlan, keys: &ServerKeys, rows: &mut impl Iterator<Item = Ciphertext>) -> Result<Ciphertext> {
+    let layout = plan.layout();
+    let mut halves = Vec::with_capacity(2);
+    for of_half in layout.shifts().chunks(2 * layout.rotated - 1) {
+        let (mut left, mut right) = (vec![None; layout.rotated], vec![None; layout.rotated]);
+        for shift in of_half {
+            let side = if shift.shift >= 0 { &mut left } else { &mut right };
+            side[shift.shift.unsigned_abs()] = rows.next();
+        }
+        let block = layout.slots_in_block() as isize;
+        let mut sum = fold(keys, left, block)?;
+        if let (Some(sum), Some(other)) = (&mut sum, fold(keys, right, -block)?) {
+            sum.add(&other);
+        }
+        halves.extend(sum);
+    }
+    let mut halves = halves.into_iter();
+    let mut sum = halves.next().expect("the unshifted sums are always there");
+    if let Some(swapped) = halves.next() {
+        sum.add(&keys.rotations.apply(&swapped, Automorphism::new(0, true))?);
+    }
+    Ok(sum)
 }
 
 /// The sum of all `rows[k]` shifted by k blocks, with keys for powers of two only: pairs, then pairs of pairs.

@@ -48,6 +48,8 @@ pub(super) struct Block {
     pub terms: usize,
     pub lane_blocks: usize,
     pub points: usize,
+    /// From the values of one point to those of the next, a hint.
+    pub next_values: usize,
 }
 
 impl Block {
@@ -167,8 +169,17 @@ unsafe fn accumulate_as<V: Vector, const R: usize, const L: usize>(
                 }
             }
         }
+        let tiles = block.panels * block.lane_blocks;
+        let chunks = block.panels * block.terms.div_ceil(TERMS_TOGETHER);
+        let ahead = Ahead {
+            weights: weights.as_ptr().wrapping_add(block.weight(0, 0, point + 1)),
+            chunk: block.points * TERMS_TOGETHER * ROWS,
+            chunks_each: chunks.div_ceil(tiles),
+            values: values.as_ptr().wrapping_add(block.next_values),
+            value_lines_each: (block.values() / LINE).div_ceil(tiles),
+            sums: sums.as_ptr().wrapping_add(block.sums()),
+        };
         let stride = block.lane_blocks * LANES;
-        let mut tile = [0f64; TILE];
         for lanes in 0..block.lane_blocks {
             for j in 0..block.terms {
                 let from = values.as_ptr().add(j * stride + lanes * LANES);
@@ -177,16 +188,79 @@ unsafe fn accumulate_as<V: Vector, const R: usize, const L: usize>(
                 V::load_i32(from.add(8)).store(to.add(8));
             }
             for panel in 0..block.panels {
+                ahead.some::<V>(lanes * block.panels + panel);
                 let sums = sums.as_mut_ptr().add((panel * block.lane_blocks + lanes) * TILE);
-                for k in (0..TILE).step_by(8) {
-                    V::load_i32(sums.add(k)).store(tile.as_mut_ptr().add(k));
-                }
                 let w = scratch.weights.as_ptr().add(panel * block.terms * ROWS);
-                tile_product::<V, R, L>(block.terms, w, scratch.values.as_ptr(), &mut tile, Some(m));
-                for k in (0..TILE).step_by(8) {
-                    V::load(tile.as_ptr().add(k)).store_i32(sums.add(k));
-                }
+                tile_product::<V, i32, R, L>(block.terms, w, scratch.values.as_ptr(), sums, Some(m));
             }
+        }
+    }
+}
+
+/// How sums are kept between calls.
+trait Kept: Copy {
+    /// # Safety
+    /// As in [`Vector`].
+    unsafe fn load<V: Vector>(from: *const Self) -> V;
+    /// # Safety
+    /// As in [`Vector`].
+    unsafe fn store<V: Vector>(x: V, to: *mut Self);
+}
+
+impl Kept for i32 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_i32(from) }
+    }
+    #[inline(always)]
+    unsafe fn store<V: Vector>(x: V, to: *mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe { x.store_i32(to) }
+    }
+}
+
+impl Kept for f64 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn store<V: Vector>(x: V, to: *mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe { x.store(to) }
+    }
+}
+
+/// What the next point will read, fetched bit by bit while this one computes. Only addresses: what is not there is not read.
+struct Ahead {
+    weights: *const i32,
+    /// From the weights of one panel and sixteen terms to the next.
+    chunk: usize,
+    chunks_each: usize,
+    values: *const i32,
+    value_lines_each: usize,
+    sums: *const i32,
+}
+
+/// 32-bit numbers in a line of the cache.
+const LINE: usize = 16;
+
+impl Ahead {
+    /// Fetches the share of one tile.
+    #[inline(always)]
+    fn some<V: Vector>(&self, tile: usize) {
+        for k in tile * self.chunks_each..(tile + 1) * self.chunks_each {
+            for line in 0..TERMS_TOGETHER * ROWS / LINE {
+                V::prefetch_far(self.weights.wrapping_add(k * self.chunk + line * LINE));
+            }
+        }
+        for k in tile * self.value_lines_each..(tile + 1) * self.value_lines_each {
+            V::prefetch_far(self.values.wrapping_add(k * LINE));
+        }
+        for line in 0..TILE / LINE {
+            V::prefetch_far(self.sums.wrapping_add(tile * TILE + line * LINE));
         }
     }
 }
@@ -195,14 +269,15 @@ unsafe fn accumulate_as<V: Vector, const R: usize, const L: usize>(
 /// reduced mod `m` every [`EXACT_TERMS`] terms and at the end; without `m` the caller answers for exactness.
 ///
 /// # Safety
-/// The instructions of `V` are enabled, `w` holds `terms` x 8 and `x` `terms` x 16 doubles.
+/// The instructions of `V` are enabled, `w` holds `terms` x 8 and `x` `terms` x 16 doubles, `sums`
+/// a tile.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // Loops with constant ends unroll, and the sums stay in registers.
-unsafe fn tile_product<V: Vector, const R: usize, const L: usize>(
+unsafe fn tile_product<V: Vector, S: Kept, const R: usize, const L: usize>(
     terms: usize,
     w: *const f64,
     x: *const f64,
-    sums: &mut [f64; TILE],
+    sums: *mut S,
     m: Option<Modulus>,
 ) {
     // SAFETY: all offsets are below terms * 8, terms * 16 and TILE.
@@ -213,25 +288,21 @@ unsafe fn tile_product<V: Vector, const R: usize, const L: usize>(
                 let mut acc = [[V::splat(0.0); L]; R];
                 for r in 0..R {
                     for l in 0..L {
-                        acc[r][l] = V::load(sums.as_ptr().add(at(r, l)));
+                        acc[r][l] = S::load(sums.add(at(r, l)));
                     }
                 }
                 let step = if m.is_some() { EXACT_TERMS } else { terms };
                 let mut j = 0;
                 while j < terms {
                     let end = (j + step).min(terms);
+                    while j + 4 <= end {
+                        for k in j..j + 4 {
+                            one_term::<V, R, L>(&mut acc, w.add(k * ROWS + row), x.add(k * LANES + lane));
+                        }
+                        j += 4;
+                    }
                     while j < end {
-                        let mut v = [V::splat(0.0); L];
-                        for l in 0..L {
-                            v[l] = V::load(x.add(j * LANES + lane + 8 * l));
-                        }
-                        V::prefetch(w.wrapping_add((j + 16) * ROWS));
-                        for r in 0..R {
-                            let weight = V::splat(*w.add(j * ROWS + row + r));
-                            for l in 0..L {
-                                acc[r][l] = weight.mul_add(v[l], acc[r][l]);
-                            }
-                        }
+                        one_term::<V, R, L>(&mut acc, w.add(j * ROWS + row), x.add(j * LANES + lane));
                         j += 1;
                     }
                     if let Some(m) = m {
@@ -245,9 +316,32 @@ unsafe fn tile_product<V: Vector, const R: usize, const L: usize>(
                 }
                 for r in 0..R {
                     for l in 0..L {
-                        acc[r][l].store(sums.as_mut_ptr().add(at(r, l)));
+                        S::store(acc[r][l], sums.add(at(r, l)));
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Adds R weights times L vectors of values.
+///
+/// # Safety
+/// The instructions of `V` are enabled; `w` holds R weights, `x` 8 L values.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+unsafe fn one_term<V: Vector, const R: usize, const L: usize>(acc: &mut [[V; L]; R], w: *const f64, x: *const f64) {
+    // SAFETY: the caller's promise; a prefetch may name any address.
+    unsafe {
+        V::prefetch(w.wrapping_add(16 * ROWS));
+        let mut v = [V::splat(0.0); L];
+        for l in 0..L {
+            v[l] = V::load(x.add(8 * l));
+        }
+        for r in 0..R {
+            let weight = V::splat(*w.add(r));
+            for l in 0..L {
+                acc[r][l] = weight.mul_add(v[l], acc[r][l]);
             }
         }
     }
@@ -316,7 +410,7 @@ unsafe fn exact_as<V: Vector, const R: usize, const L: usize>(
             for panel in 0..block.panels {
                 let w = weights.as_ptr().add(panel * block.terms * ROWS);
                 let tile = sums.as_mut_ptr().add((panel * block.lane_blocks + lanes) * TILE);
-                tile_product::<V, R, L>(block.terms, w, x, &mut *tile.cast::<[f64; TILE]>(), None);
+                tile_product::<V, f64, R, L>(block.terms, w, x, tile, None);
             }
         }
     }
@@ -353,7 +447,7 @@ mod tests {
     fn every_variant_computes_the_same_residues() {
         let mut rng = SecretRng::from_insecure_fixed_seed(1);
         for (panels, terms, lane_blocks) in [(1, 1, 1), (2, 31, 3), (1, 32, 2), (3, 33, 1), (1, 200, 4)] {
-            let block = Block { panels, terms, lane_blocks, points: 3 };
+            let block = Block { panels, terms, lane_blocks, points: 3, next_values: 0 };
             let (w, x) = (residues(&mut rng, block.weights()), residues(&mut rng, block.values()));
             let start = residues(&mut rng, block.sums());
             let mut want: Vec<i64> = start.iter().map(|&v| i64::from(v)).collect();
@@ -370,7 +464,7 @@ mod tests {
 
     #[test]
     fn the_largest_residues_of_one_sign_still_add_up_exactly() {
-        let block = Block { panels: 1, terms: 96, lane_blocks: 1, points: 2 };
+        let block = Block { panels: 1, terms: 96, lane_blocks: 1, points: 2, next_values: 0 };
         let top = (Q / 2) as i32 + 2;
         for (a, b) in [(top, top), (-top, top)] {
             let (w, x) = (vec![a; block.weights()], vec![b; block.values()]);
@@ -388,7 +482,7 @@ mod tests {
     #[test]
     fn the_unreduced_form_is_the_integer_product() {
         let mut rng = SecretRng::from_insecure_fixed_seed(2);
-        let block = Block { panels: 2, terms: 70, lane_blocks: 2, points: 1 };
+        let block = Block { panels: 2, terms: 70, lane_blocks: 2, points: 1, next_values: 0 };
         let small = |rng: &mut SecretRng, n| -> Vec<f64> {
             (0..n).map(|_| (rng.next_u64() % (1 << 20)) as f64 - f64::from(1 << 19)).collect()
         };

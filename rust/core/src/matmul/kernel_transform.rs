@@ -203,10 +203,8 @@ impl Transforms {
             let source = |k: usize| from.wrapping_add(k * SIDE);
             let (q, inverse) = (V::splat(forward.modulus.q), V::splat(forward.modulus.inverse));
             let twiddles = forward.twiddles.as_ptr();
-            let mut groups;
-            let mut span = self.size / 2;
-            if self.size.trailing_zeros() % 2 == 1 {
-                let w = *twiddles.add(1);
+            let (mut groups, mut span) = if self.size.trailing_zeros() % 2 == 1 {
+                let (w, span) = (*twiddles.add(1), self.size / 2);
                 for k in 0..span {
                     let u = reduce(V::load(source(k)), q, inverse);
                     let v = reduce(V::load(source(k + span)), q, inverse);
@@ -219,10 +217,10 @@ impl Transforms {
                         b.store(at(k + span));
                     }
                 }
-                (groups, span) = (2, span / 2);
+                (2, span / 2)
             } else {
                 // The first two levels read the coefficients, which are still modulo p.
-                let quarter = span / 2;
+                let quarter = self.size / 4;
                 let (both, left, right) = (*twiddles.add(1), *twiddles.add(2), *twiddles.add(3));
                 for k in 0..quarter {
                     let a = reduce(V::load(source(k)), q, inverse);
@@ -235,8 +233,8 @@ impl Transforms {
                     c.store(at(k + 2 * quarter));
                     d.store(at(k + 3 * quarter));
                 }
-                (groups, span) = (4, span / 4);
-            }
+                (4, self.size / 8)
+            };
             while groups < self.size / 4 {
                 let quarter = span / 2;
                 for g in 0..groups {
@@ -323,7 +321,7 @@ unsafe fn butterfly<V: Vector>(a: V, b: V, w: Twiddle, q: V) -> (V, V) {
         let rounder = V::splat(ROUNDER);
         let quotient = b.mul_add(V::splat(w.quotient), rounder).sub(rounder);
         let sum = quotient.mul_sub_from(q, b.mul_add(V::splat(w.value), a));
-        (sum, a.add(a).sub(sum))
+        (sum, a.twice_less(sum))
     }
 }
 

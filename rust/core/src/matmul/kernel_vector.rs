@@ -5,7 +5,7 @@
 
 /// Which instructions the loops use. The fastest is chosen at run time; tests ask for each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Isa {
+pub(super) enum Isa {
     /// Plain Rust, on every machine.
     Portable,
     /// AVX2 and FMA: two registers of four doubles.
@@ -51,6 +51,9 @@ pub(super) trait Vector: Copy {
     /// Says that eight doubles will be read soon; any address will do.
     #[inline(always)]
     fn prefetch(_from: *const f64) {}
+    /// Says that a line of integers will be read later; any address will do.
+    #[inline(always)]
+    fn prefetch_far(_from: *const i32) {}
     /// Eight 32-bit integers as doubles.
     unsafe fn load_i32(from: *const i32) -> Self;
     /// Doubles that hold integers of less than 2^31 as 32-bit integers.
@@ -63,6 +66,8 @@ pub(super) trait Vector: Copy {
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
     /// c - self * b, likewise.
     unsafe fn mul_sub_from(self, b: Self, c: Self) -> Self;
+    /// Twice self less c, which is exact wherever the result fits.
+    unsafe fn twice_less(self, c: Self) -> Self;
     /// self * b - c with one rounding.
     unsafe fn fused_mul_sub(self, b: Self, c: Self) -> Self;
     /// c - self * b with one rounding.
@@ -128,6 +133,10 @@ impl Vector for Plain {
         lanes!(i => c.0[i] - self.0[i] * b.0[i])
     }
     #[inline(always)]
+    unsafe fn twice_less(self, c: Self) -> Self {
+        lanes!(i => 2.0 * self.0[i] - c.0[i])
+    }
+    #[inline(always)]
     unsafe fn fused_mul_sub(self, b: Self, c: Self) -> Self {
         lanes!(i => self.0[i].mul_add(b.0[i], -c.0[i]))
     }
@@ -164,6 +173,11 @@ mod x86 {
         fn prefetch(from: *const f64) {
             // SAFETY: a prefetch reads nothing and never faults.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+        }
+        #[inline(always)]
+        fn prefetch_far(from: *const i32) {
+            // SAFETY: a prefetch reads nothing and never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
         }
         #[inline(always)]
         unsafe fn load(from: *const f64) -> Self {
@@ -227,6 +241,11 @@ mod x86 {
             unsafe { Avx2(_mm256_fnmadd_pd(self.0, b.0, c.0), _mm256_fnmadd_pd(self.1, b.1, c.1)) }
         }
         #[inline(always)]
+        unsafe fn twice_less(self, c: Self) -> Self {
+            // SAFETY: the trait's contract.
+            unsafe { self.fused_mul_sub(Self::splat(2.0), c) }
+        }
+        #[inline(always)]
         unsafe fn fused_mul_sub(self, b: Self, c: Self) -> Self {
             // SAFETY: the trait's contract.
             unsafe { Avx2(_mm256_fmsub_pd(self.0, b.0, c.0), _mm256_fmsub_pd(self.1, b.1, c.1)) }
@@ -261,6 +280,11 @@ mod x86 {
         fn prefetch(from: *const f64) {
             // SAFETY: a prefetch reads nothing and never faults.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+        }
+        #[inline(always)]
+        fn prefetch_far(from: *const i32) {
+            // SAFETY: a prefetch reads nothing and never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
         }
         #[inline(always)]
         unsafe fn load(from: *const f64) -> Self {
@@ -311,6 +335,11 @@ mod x86 {
         unsafe fn mul_sub_from(self, b: Self, c: Self) -> Self {
             // SAFETY: the trait's contract.
             unsafe { Avx512(_mm512_fnmadd_pd(self.0, b.0, c.0)) }
+        }
+        #[inline(always)]
+        unsafe fn twice_less(self, c: Self) -> Self {
+            // SAFETY: the trait's contract.
+            unsafe { self.fused_mul_sub(Self::splat(2.0), c) }
         }
         #[inline(always)]
         unsafe fn fused_mul_sub(self, b: Self, c: Self) -> Self {

@@ -15,7 +15,6 @@ pub mod triples;
 pub mod weights;
 mod work;
 
-pub use kernel_vector::Isa;
 pub use plan::{BatchedPlan, BatchedShape, Conditions};
 pub use weights::{ExpertWeights, Numbers};
 pub use work::{Phase, Work};

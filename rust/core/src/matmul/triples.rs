@@ -17,6 +17,7 @@ use crate::party::{TripleSupply, Triples};
 use crate::random::SecretRng;
 use crate::rlwe::params::Shape;
 use crate::rlwe::{Answer, AnswerPlan, Ciphertext, LEVELS, N, PublicKey, SecretKey, finish_slots, slots};
+use rayon::ThreadPool;
 use rayon::prelude::*;
 use std::sync::Arc;
 use zeroize::{Zeroize, Zeroizing};
@@ -69,7 +70,21 @@ impl Stock {
         self.0[0].len()
     }
 
+    /// Makes room for `n` more, so that appending does not move the stock and leave copies behind.
+    fn room(&mut self, n: usize) {
+        for stock in &mut self.0 {
+            if stock.capacity() - stock.len() < n {
+                let mut fresh = Vec::with_capacity(stock.len() + n);
+                fresh.extend_from_slice(stock);
+                stock.zeroize();
+                *stock = fresh;
+            }
+        }
+    }
+
+    /// Appends a batch, for which [`Stock::room`] has made room.
     fn put(&mut self, batch: &[Zeroizing<Vec<u64>>]) {
+        debug_assert!(self.0.iter().zip(batch).all(|(stock, new)| stock.capacity() - stock.len() >= new.len()));
         self.0.iter_mut().zip(batch).for_each(|(stock, new)| stock.extend_from_slice(new));
     }
 
@@ -98,6 +113,7 @@ impl Drop for Stock {
 /// numbers in the same order; nothing is given out twice.
 pub struct EncryptedTriples {
     keys: Keys,
+    pool: Option<Arc<ThreadPool>>,
     rng: SecretRng,
     triples: Stock,
     squares: Stock,
@@ -116,7 +132,14 @@ impl EncryptedTriples {
 
     fn new(keys: Keys) -> Self {
         let (triples, squares) = (Stock(vec![vec![]; 3]), Stock(vec![vec![]; 2]));
-        Self { keys, rng: SecretRng::from_os(), triples, squares }
+        Self { keys, pool: None, rng: SecretRng::from_os(), triples, squares }
+    }
+
+    /// Works on the threads of this pool, instead of on those of the process. They are never held while the peer is
+    /// waited for, so both parties may share a pool.
+    pub fn with_pool(mut self, pool: Arc<ThreadPool>) -> Self {
+        self.pool = Some(pool);
+        self
     }
 
     /// Triples in stock.
@@ -153,14 +176,12 @@ impl EncryptedTriples {
         if batches == 0 {
             return Ok(());
         }
-        let begun = channel.begin("triples");
-        let rng = &mut self.rng;
-        let outcome = match &self.keys {
-            Keys::Client(key) => client(channel, key, rng, what, batches, stock),
-            Keys::Server(key) => server(channel, key, rng, what, batches, stock),
-        };
-        channel.end(begun, &outcome);
-        outcome
+        stock.room(batches * N);
+        let work = Work { what, batches, rng: &mut self.rng, pool: self.pool.as_deref(), stock };
+        channel.step("triples", |channel| match &self.keys {
+            Keys::Client(key) => client(channel, key, work),
+            Keys::Server(key) => server(channel, key, work),
+        })
     }
 }
 
@@ -180,14 +201,25 @@ fn messages(batches: usize) -> Vec<usize> {
 /// The client's random polynomials of one batch: a and b, or a.
 type Plains = Vec<Zeroizing<Vec<u64>>>;
 
-fn client(
-    channel: &mut Channel,
-    key: &SecretKey,
-    rng: &mut SecretRng,
+/// What is to be made, and with what.
+struct Work<'a> {
     what: Correlation,
     batches: usize,
-    stock: &mut Stock,
-) -> Result<()> {
+    rng: &'a mut SecretRng,
+    pool: Option<&'a ThreadPool>,
+    stock: &'a mut Stock,
+}
+
+/// Runs work that does not wait for the peer, on the threads of the pool if there is one.
+fn inside<T: Send>(pool: Option<&ThreadPool>, work: impl FnOnce() -> T + Send) -> T {
+    match pool {
+        Some(pool) => pool.install(work),
+        None => work(),
+    }
+}
+
+fn client(channel: &mut Channel, key: &SecretKey, work: Work) -> Result<()> {
+    let Work { what, batches, rng, pool, stock } = work;
     let plan = what.answer_plan()?;
     let length = plan.answer_len(N);
     let messages = messages(batches);
@@ -197,7 +229,8 @@ fn client(
         // One message ahead, so that neither party waits while the other works.
         for &count in asked.by_ref().take(if now == 0 { 2 } else { 1 }) {
             let forks: Vec<_> = (0..count).map(|_| rng.fork()).collect();
-            let made: Vec<_> = forks.into_par_iter().map(|rng| ask(key, rng, what)).collect();
+            let make = || forks.into_par_iter().map(|rng| ask(key, rng, what)).collect::<Vec<_>>();
+            let made = inside(pool, make);
             let (bytes, plains): (Vec<_>, Vec<_>) = made.into_iter().unzip();
             channel.send(Kind::Request, &bytes.concat())?;
             channel.flush()?;
@@ -209,7 +242,8 @@ fn client(
             let product = Zeroizing::new(key.open_slots(&Answer::from_bytes(bytes, &plan, N)?, &plan)?);
             Ok(assemble(plains, &product))
         };
-        let opened: Result<Vec<_>> = body.par_chunks_exact(length).zip(plains).map(open).collect();
+        let all = || body.par_chunks_exact(length).zip(plains).map(open).collect::<Result<Vec<_>>>();
+        let opened = inside(pool, all);
         let opened = opened.map_err(|_| channel.refuse("an answer is not one of this plan"))?;
         opened.iter().for_each(|batch| stock.put(batch));
     }
@@ -241,14 +275,8 @@ fn assemble(plains: Plains, product: &[u64]) -> Plains {
     out
 }
 
-fn server(
-    channel: &mut Channel,
-    key: &PublicKey,
-    rng: &mut SecretRng,
-    what: Correlation,
-    batches: usize,
-    stock: &mut Stock,
-) -> Result<()> {
+fn server(channel: &mut Channel, key: &PublicKey, work: Work) -> Result<()> {
+    let Work { what, batches, rng, pool, stock } = work;
     let plan = what.answer_plan()?;
     let length = what.requests() * short::WIRE_LEN;
     let seed = key.request_seed();
@@ -257,19 +285,20 @@ fn server(
         let decode = |bytes: &[u8]| -> Result<Vec<Ciphertext>> {
             bytes.chunks_exact(short::WIRE_LEN).map(|bytes| short::expand(bytes, &seed)).collect()
         };
-        let decoded: Result<Vec<_>> = body.par_chunks_exact(length).map(decode).collect();
+        let all = || body.par_chunks_exact(length).map(decode).collect::<Result<Vec<_>>>();
+        let decoded = inside(pool, all);
         let decoded = decoded.map_err(|_| channel.refuse("a request is not a short ciphertext"))?;
         let jobs: Vec<_> = decoded.into_iter().map(|requests| (requests, rng.fork())).collect();
-        let work = |(requests, mut rng): (Vec<Ciphertext>, SecretRng)| -> Result<(Vec<u8>, Plains)> {
+        let answer = |(requests, mut rng): (Vec<Ciphertext>, SecretRng)| -> Result<(Vec<u8>, Plains)> {
             let plains: Plains =
                 (0..what.requests()).map(|_| Zeroizing::new(field::random_vector(&mut rng, N))).collect();
             let product = cross_terms(&requests, &plains);
             let zero = key.encrypt_zero(LEVELS, &mut rng);
-            let (answer, share) = finish_slots(product, zero, &plan, &mut rng)?;
+            let (masked, share) = finish_slots(product, zero, &plan, &mut rng)?;
             let share = Zeroizing::new(share);
-            Ok((answer.to_bytes(&plan), assemble(plains, &share)))
+            Ok((masked.to_bytes(&plan), assemble(plains, &share)))
         };
-        let done: Result<Vec<_>> = jobs.into_par_iter().map(work).collect();
+        let done = inside(pool, || jobs.into_par_iter().map(answer).collect::<Result<Vec<_>>>());
         let (bytes, made): (Vec<_>, Vec<_>) = done?.into_iter().unzip();
         channel.send(Kind::Answer, &bytes.concat())?;
         channel.flush()?;
@@ -340,6 +369,35 @@ mod tests {
                 assert!(seen.insert((c.a[i], c.b[i])) && seen.insert((s.a[i], s.b[i])), "a triple came twice");
             }
         }
+    }
+
+    #[test]
+    fn both_parties_may_work_on_one_thread_of_one_pool() {
+        let pool = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap());
+        let (mine, other) = supplies();
+        let (mut mine, mut other) = (mine.with_pool(pool.clone()), other.with_pool(pool));
+        let (mut c, mut s) = memory::channels();
+        let (c, s) = std::thread::scope(|scope| {
+            let server = scope.spawn(move || other.triples(&mut s, 9000).unwrap());
+            (mine.triples(&mut c, 9000).unwrap(), server.join().unwrap())
+        });
+        let (a, b, product) = (opened(&c.a, &s.a), opened(&c.b, &s.b), opened(&c.c, &s.c));
+        assert!((0..9000).all(|i| product[i] == field::mul(a[i], b[i])));
+    }
+
+    #[test]
+    fn a_growing_stock_is_moved_once_a_call_and_what_is_taken_is_wiped() {
+        let mut stock = Stock(vec![vec![]; 2]);
+        for round in 1..4 {
+            stock.room(3 * N);
+            let place = stock.0[0].as_ptr();
+            for _ in 0..3 {
+                stock.put(&[Zeroizing::new(vec![round; N]), Zeroizing::new(vec![round; N])]);
+            }
+            assert_eq!(stock.0[0].as_ptr(), place);
+            assert_eq!(stock.take(N), [vec![round; N], vec![round; N]]);
+        }
+        assert_eq!(stock.len(), 6 * N);
     }
 
     #[test]

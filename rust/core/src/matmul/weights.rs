@@ -80,8 +80,11 @@ pub(super) struct Row {
 
 /// Where a slot's weight comes from, relative to a row and an input ciphertext.
 struct Source {
-    place: usize,
+    /// Index of the slot among `[place][row]`.
+    slot: usize,
     coset: Coset,
+    /// For each matrix, how far from the weight of the row's and input's first expert and columns.
+    offset: Vec<usize>,
 }
 
 /// Fills slots of weight polynomials from the matrices.
@@ -94,14 +97,19 @@ pub(super) struct Gather {
 }
 
 impl Gather {
-    pub fn new(layout: &Layout) -> Self {
+    pub fn new(layout: &Layout, weights: &[ExpertWeights]) -> Self {
         let size = layout.cosets();
         let places = places(size);
         let of = |shift: Shift| {
             let all = (0..2).flat_map(|s| (0..size / 2).map(move |i| (s, i)));
-            let mut found: Vec<Source> = all
-                .filter_map(|(s, i)| layout.weight(shift, s, i).map(|coset| Source { place: places[s][i], coset }))
-                .collect();
+            let source = |(s, i): (usize, usize)| {
+                let coset = layout.weight(shift, s, i)?;
+                let offset = |m: &ExpertWeights| {
+                    (coset.expert * m.columns_out + coset.column_out) * m.columns_in + coset.column_in
+                };
+                Some(Source { slot: places[s][i] * SIDE, coset, offset: weights.iter().map(offset).collect() })
+            };
+            let mut found: Vec<Source> = all.filter_map(source).collect();
             // Neighbours in memory one after another.
             found.sort_by_key(|f| (f.coset.expert, f.coset.column_out, f.coset.column_in));
             found
@@ -115,27 +123,26 @@ impl Gather {
     }
 
     /// The slots of the weight polynomials of up to eight rows and input ciphertext `input`: `[place][row]`. Columns and
-    /// experts beyond the matrix are zero, and so are missing rows.
+    /// experts beyond the matrix are zero, and so are missing rows. Only public sizes decide what is read.
     pub fn slots(&self, weights: &[ExpertWeights], rows: &[Row], input: usize, slots: &mut [f64]) {
         slots.fill(0.0);
         for (side, row) in rows.iter().enumerate().take(SIDE) {
             let matrix = &weights[row.matrix];
-            let (first_expert, first_out) = (row.group * self.experts, row.output * self.columns_out);
-            let first_in = input * self.columns_in;
-            for source in &self.sources[row.shift] {
-                let (e, o, c) = (
-                    first_expert + source.coset.expert,
-                    first_out + source.coset.column_out,
-                    first_in + source.coset.column_in,
-                );
-                // Only public sizes are compared here.
-                if e < matrix.experts && o < matrix.columns_out && c < matrix.columns_in {
-                    let at = (e * matrix.columns_out + o) * matrix.columns_in + c;
-                    slots[source.place * SIDE + side] = match matrix.numbers {
-                        Numbers::I16(n) => f64::from(n[at]),
-                        Numbers::I32(n) => f64::from(n[at]),
-                    };
+            let first = [row.group * self.experts, row.output * self.columns_out, input * self.columns_in];
+            let end = [first[0] + self.experts, first[1] + self.columns_out, first[2] + self.columns_in];
+            let start = (first[0] * matrix.columns_out + first[1]) * matrix.columns_in + first[2];
+            let whole = end[0] <= matrix.experts && end[1] <= matrix.columns_out && end[2] <= matrix.columns_in;
+            let sources = self.sources[row.shift].iter().filter(|source| {
+                whole || {
+                    first[0] + source.coset.expert < matrix.experts
+                        && first[1] + source.coset.column_out < matrix.columns_out
+                        && first[2] + source.coset.column_in < matrix.columns_in
                 }
+            });
+            let wanted = sources.map(|source| (source.slot + side, start + source.offset[row.matrix]));
+            match matrix.numbers {
+                Numbers::I16(n) => wanted.for_each(|(slot, at)| slots[slot] = f64::from(n[at])),
+                Numbers::I32(n) => wanted.for_each(|(slot, at)| slots[slot] = f64::from(n[at])),
             }
         }
     }

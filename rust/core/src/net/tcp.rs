@@ -68,26 +68,27 @@ pub fn connect(address: impl ToSocketAddrs, limits: &Limits) -> Result<TcpStream
     Err(Error::Link(last))
 }
 
-/// The next connection within `wait`. The listener keeps its blocking mode.
+/// The next connection within `wait`. The listener is non-blocking from then on, and never set back: any number of
+/// threads may accept on one listener, each within its own time.
 pub fn accept(listener: &TcpListener, wait: Duration) -> Result<TcpStream> {
     let deadline = Instant::now() + wait;
     listener.set_nonblocking(true)?;
-    let outcome = loop {
+    loop {
         match listener.accept() {
-            Ok((stream, _)) => break Ok(stream),
+            Ok((stream, _)) => {
+                // On some systems a connection inherits the listener's mode.
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                 if Instant::now() >= deadline {
-                    break Err(Error::TimedOut { step: "accept".into(), seconds: wait.as_secs() });
+                    return Err(Error::TimedOut { step: "accept".into(), seconds: wait.as_secs() });
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
-            Err(e) => break Err(Error::Link(e)),
+            Err(e) => return Err(Error::Link(e)),
         }
-    };
-    listener.set_nonblocking(false)?;
-    let stream = outcome?;
-    stream.set_nonblocking(false)?;
-    Ok(stream)
+    }
 }
 
 /// A pipe without encryption or authentication, for tests and measurements on one machine: refused unless both ends
@@ -97,4 +98,26 @@ pub fn insecure_plain_loopback(stream: TcpStream, limits: &Limits) -> Result<Soc
         return Err(Error::Unsupported("a connection without TLS is only for the loopback interface".into()));
     }
     SocketPipe::start(stream, None, Vec::new(), None, limits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, mpsc};
+
+    #[test]
+    fn two_threads_accept_on_one_listener_and_neither_waits_longer_than_it_said() {
+        let listener = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
+        let address = listener.local_addr().unwrap();
+        let (done, outcomes) = mpsc::channel();
+        for _ in 0..2 {
+            let (listener, done) = (listener.clone(), done.clone());
+            std::thread::spawn(move || done.send(accept(&listener, Duration::from_millis(400))));
+        }
+        // One is served at once; the other must still notice that its time is over.
+        let _ours = TcpStream::connect(address).unwrap();
+        let next = || outcomes.recv_timeout(Duration::from_secs(10)).expect("an accept came back");
+        assert!(next().is_ok());
+        assert!(matches!(next(), Err(Error::TimedOut { .. })));
+    }
 }

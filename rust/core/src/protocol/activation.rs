@@ -14,35 +14,37 @@ use crate::party::Party;
 /// Elements that run through a step together; bounds memory to a few hundred megabytes.
 const PART: usize = 1 << 20;
 
-/// max(x, 0) at 2^f, exact but for -1/64 <= x < 0, which may pass unchanged; |x| < 1024.
+/// max(x, 0) at 2^f, exact but for -1/64 <= x < 0, which may pass unchanged; |x| < 1024 - 1/64.
 ///
 /// Cost: 5 rounds; 237 bits; 4 transfers 1-of-16 and 9 transfers.
 pub fn relu(party: &mut Party, x: &[u64], f: u32) -> Result<Vec<u64>> {
+    check_fraction(f)?;
     step_on(party, "relu", x.len(), |party| {
-        check_fraction(f)?;
         let negative = is_negative(party, x, KAPPA, f - CELL)?;
         let positive = not(party, &negative);
         select(party, &positive, x)
     })
 }
 
-/// x / (1 + e^-x) at 2^f; |x| < 1024.
+/// x / (1 + e^-x) at 2^f; |x| < 1024 - 1/64.
 ///
 /// Error: at most 2^-10.6 from the cubics and two last places: below 2^-9.7 for f = 12. For |x| > 9.8 it is
 /// ReLU but for one last place.
 ///
 /// Cost: 15 rounds; 1,450 bits (181 bytes) and 2 triples; 16 transfers 1-of-16 and 39 transfers.
 pub fn silu(party: &mut Party, x: &[u64], f: u32) -> Result<Vec<u64>> {
+    check_fraction(f)?;
     step_on(party, "silu", x.len(), |party| parts(party, x, |party, x| less_remainder(party, x, &SILU, f)))
 }
 
-/// x Phi(x), the exact GELU, at 2^f; |x| < 1024.
+/// x Phi(x), the exact GELU, at 2^f; |x| < 1024 - 1/64.
 ///
 /// Error: at most 2^-10.7 from the cubics and two last places: below 2^-9.8 for f = 12. For |x| > 3.8 it is
 /// ReLU but for one last place.
 ///
 /// Cost: 15 rounds; 1,189 bits (149 bytes) and 2 triples; 12 transfers 1-of-16 and 30 transfers.
 pub fn gelu(party: &mut Party, x: &[u64], f: u32) -> Result<Vec<u64>> {
+    check_fraction(f)?;
     step_on(party, "gelu", x.len(), |party| parts(party, x, |party, x| less_remainder(party, x, &GELU, f)))
 }
 

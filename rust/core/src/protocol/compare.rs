@@ -18,8 +18,8 @@ use crate::party::Party;
 /// Random 1-of-16 transfers fetched at once.
 const BATCH: usize = 1 << 20;
 
-/// [x < y]. What decides is x - y, which must obey |x - y| < p/4 and |x - y| <= 2^drop_bits (2^(kappa - 1) - 1). With
-/// drop_bits = 0 the answer is exact; otherwise it may be 0 where 0 < y - x <= 2^drop_bits. kappa = 41 covers every value.
+/// [x < y]. What decides is the sign of x - y, for which everything holds that [`is_negative`] says of its x. kappa = 41
+/// covers every value.
 ///
 /// Cost: see [`is_negative`].
 pub fn less_than(party: &mut Party, x: &[u64], y: &[u64], kappa: u32, drop_bits: u32) -> Result<Bits> {
@@ -28,19 +28,20 @@ pub fn less_than(party: &mut Party, x: &[u64], y: &[u64], kappa: u32, drop_bits:
     is_negative(party, &difference, kappa, drop_bits)
 }
 
-/// [x < 0] for |x| < p/4 and |x| <= 2^drop_bits (2^(kappa - 1) - 1). Exact with drop_bits = 0; otherwise it may be 0 where
-/// -2^drop_bits <= x < 0.
+/// [x < 0] for |x| < p/4 and
 ///
-/// From kappa + drop_bits = 40 on, the shares are compared as they are, with 40 - drop_bits bits; below that, they go
+/// * with drop_bits = 0: |x| <= 2^(kappa - 1) - 1; the answer is exact;
+/// * otherwise: |x| < 2^drop_bits (2^(kappa - 1) - 1), because what is left of x is rounded down or up and must not wrap;
+///   the answer may be 0 where -2^drop_bits <= x < 0, and with drop_bits > 16 it may be 1 where 0 <= x < 2^16.
+///
+/// A larger |x| gives a meaningless answer. From kappa + drop_bits = 40 on, the shares are compared as they are, with 40 - drop_bits bits; below that, they go
 /// to Z_2^kappa first ([`to_ring`]) and kappa - 1 bits are compared.
 ///
 /// Cost of comparing b bits, q = ceil(b / 4) leaves: one round there and back for the leaves, ceil(log2 q) for the tree;
 /// 19 + 34 (q - 1) + 6 (q - 1) - 2 ceil(log2 q) bits for b a multiple of 4; q transfers 1-of-16 and 2 (q - 1) transfers.
 /// All 41 bits: 5 rounds, 371 bits, 10 + 18 transfers. Memory while it runs: about 12 bytes a leaf.
 pub fn is_negative(party: &mut Party, x: &[u64], kappa: u32, drop_bits: u32) -> Result<Bits> {
-    if !(2..=41).contains(&kappa) || drop_bits > 32 || kappa + drop_bits > 41 {
-        return Err(Error::BadArgument(format!("a comparison of {kappa} bits above {drop_bits} dropped ones")));
-    }
+    check_bits(kappa, drop_bits)?;
     step_on(party, "compare", x.len(), |party| {
         if kappa + drop_bits < 40 {
             let ring = to_ring(party, x, drop_bits, kappa)?;
@@ -62,6 +63,15 @@ pub fn is_negative(party: &mut Party, x: &[u64], kappa: u32, drop_bits: u32) -> 
         let greater = millionaires(party, &low, 40 - drop_bits)?;
         Ok(greater.iter().zip(&highs).map(|(&g, &h)| g ^ h).collect())
     })
+}
+
+/// Refuses bits that values do not have.
+pub(super) fn check_bits(kappa: u32, drop_bits: u32) -> Result<()> {
+    if (2..=41).contains(&kappa) && drop_bits <= 32 && kappa + drop_bits <= 41 {
+        Ok(())
+    } else {
+        Err(Error::BadArgument(format!("a comparison of {kappa} bits above {drop_bits} dropped ones")))
+    }
 }
 
 /// [x < 0] for a ring value read as signed, -2^(kappa-1) <= x < 2^(kappa-1). Exact.

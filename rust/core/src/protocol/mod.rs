@@ -45,7 +45,7 @@ pub use reciprocal::{reciprocal, rsqrt};
 pub use reveal::{reveal_to, reveal_to_both, share_from};
 pub use select::{bits_to_field, bits_to_ring, select, select_ring};
 pub use softmax::softmax;
-pub use sort::{Link, Plan, plan};
+pub use sort::{Link, MAX_ALL_PAIRS, MAX_NETWORK, Plan, plan};
 pub use wrap::{MAX_KAPPA, from_ring, to_ring, truncate};
 
 use crate::error::{Error, Result};
@@ -54,12 +54,10 @@ use crate::party::Party;
 /// XOR shares of bits, one byte each, 0 or 1.
 pub type Bits = Vec<u8>;
 
-/// Runs `body` with its costs counted under `name`.
+/// Runs `body` with its costs counted under `name`. A failure ends the session, unless it is the caller's own mistake and
+/// nothing has been sent; see [`crate::net::Channel::step`].
 pub(crate) fn step<T>(party: &mut Party, name: &str, body: impl FnOnce(&mut Party) -> Result<T>) -> Result<T> {
-    party.channel.enter(name);
-    let outcome = body(party);
-    party.channel.leave();
-    outcome
+    party.step(name, body)
 }
 
 /// [`step`] on `n` elements; for none of them nothing is sent and the result is empty.
@@ -87,6 +85,8 @@ mod function_tests;
 mod tests;
 #[cfg(test)]
 mod tests_cost;
+#[cfg(test)]
+mod tests_flush;
 #[cfg(test)]
 mod tests_hostile;
 #[cfg(test)]

@@ -1,11 +1,13 @@
 //! Order among the values of a row: ranks by all pairs (one comparison deep), the mask of the k largest, and the
-//! dispatch matrix of a balanced expert. Equal values are ordered by their place, the earlier one first, so that
-//! exactly k are chosen.
+//! dispatch matrix of a balanced expert. Exactly k are chosen, always: equal values are ordered by their place, the earlier
+//! one first. With dropped bits this is said of what is left of the values, and the rounding may leave equal scores one
+//! apart: such ties, like scores up to 2^drop_bits apart, come in either order.
 
 use super::onehot::{BitTable, lookup_bits, one_hot};
 use super::select::{bits_to_field, bits_to_ring};
-use super::sort::{self, Link, Plan};
-use super::wrap::to_ring;
+use super::sort::{self, Link, MAX_ALL_PAIRS, MAX_NETWORK, Plan};
+use super::compare::check_bits;
+use super::wrap::{MAX_KAPPA, to_ring};
 use super::{Bits, is_negative, less_than, ring_is_negative, select, step_on};
 use crate::error::{Error, Result};
 use crate::field;
@@ -16,9 +18,13 @@ use crate::party::Party;
 pub struct Rows {
     /// Values in a row.
     pub length: usize,
-    /// Bits compared: with `drop_bits` low bits dropped, any two values of a row differ by less than 2^(kappa-1).
+    /// Bits compared, 2 to 41, with those dropped at most 41. Any two values of a row must differ by less than
+    /// 2^(kappa-1), or with dropped bits by less than 2^drop_bits (2^(kappa-1) - 2), since the rounding of both adds up to
+    /// less than two. Differences outside this range give an order without meaning.
     pub kappa: u32,
-    /// Low bits dropped from every value before it is compared; the order of what is left is total and exact.
+    /// Low bits dropped from every value before it is compared, rounding it down or up (see
+    /// [`truncate`](super::truncate)). The order of what is left is total and exact, so scores of one row that are more
+    /// than 2^drop_bits apart (2^(drop_bits + 1) for more than 16 bits) are always in order; equal ones may differ by one after the rounding.
     pub drop_bits: u32,
 }
 
@@ -29,6 +35,40 @@ impl Rows {
             return Err(Error::BadArgument(format!("{values} values do not make rows of {}", self.length)));
         }
         Ok(values / self.length)
+    }
+
+    /// [`Rows::count`], after everything that can be wrong with rows of any kind.
+    fn check(&self, values: usize) -> Result<usize> {
+        check_bits(self.kappa, self.drop_bits)?;
+        let count = self.count(values)?;
+        if self.length > MAX_NETWORK {
+            let length = self.length;
+            return Err(Error::Unsupported(format!("the order of {length} values in a row; {MAX_NETWORK} is the most")));
+        }
+        Ok(count)
+    }
+
+    /// [`Rows::check`] and the limit of comparing all pairs.
+    fn check_pairs(&self, values: usize) -> Result<()> {
+        self.check(values)?;
+        if self.length > MAX_ALL_PAIRS {
+            return Err(Error::Unsupported(format!(
+                "all pairs of {} values in a row; {MAX_ALL_PAIRS} is the most, and a sorting network for more needs kappa \
+                 <= {}",
+                self.length,
+                MAX_KAPPA - self.rank_bits(),
+            )));
+        }
+        Ok(())
+    }
+
+    /// How the order of these rows is found, if it can be.
+    fn plan(&self, values: usize, link: &Link) -> Result<Plan> {
+        let plan = sort::plan(*self, self.check(values)?, link);
+        if plan == Plan::AllPairs {
+            self.check_pairs(values)?;
+        }
+        Ok(plan)
     }
 
     /// Bits of a rank or a place.
@@ -42,6 +82,7 @@ impl Rows {
 /// Cost: ceil(log2 length) times that of [`is_negative`] and [`select`]; length - 1 of each a row.
 pub fn maximum(party: &mut Party, x: &[u64], rows: Rows) -> Result<Vec<u64>> {
     let count = rows.count(x.len())?;
+    check_bits(rows.kappa, rows.drop_bits)?;
     step_on(party, "maximum", x.len(), |party| {
         let (mut values, mut length) = (x.to_vec(), rows.length);
         while length > 1 {
@@ -65,12 +106,13 @@ pub fn maximum(party: &mut Party, x: &[u64], rows: Rows) -> Result<Vec<u64>> {
     })
 }
 
-/// The rank of each value in its row, shared modulo 2^[`Rows::rank_bits`]; 0 is the largest.
+/// The rank of each value in its row, shared modulo 2^[`Rows::rank_bits`]; 0 is the largest. Rows of at most
+/// [`MAX_ALL_PAIRS`] values.
 ///
 /// Cost for each pair of a row: one comparison of kappa - 1 bits ([`ring_is_negative`]) and 1 + rank bits, 1 transfer;
 /// for each value 1 + kappa bits, 1 transfer. Rounds: two more than the comparison.
 pub fn rank_all_pairs(party: &mut Party, x: &[u64], rows: Rows) -> Result<Vec<u64>> {
-    rows.count(x.len())?;
+    rows.check_pairs(x.len())?;
     step_on(party, "rank", x.len(), |party| {
         let n = rows.length;
         let compared = if rows.kappa >= 40 && rows.drop_bits == 0 {
@@ -139,15 +181,18 @@ fn below_to_ranks(below: &[u64], rows: Rows, count: usize, one: u64) -> Vec<u64>
 
 /// [value is among the k largest of its row], exactly k of each row.
 ///
+/// Rows of at most [`MAX_NETWORK`] values; of at most [`MAX_ALL_PAIRS`] where kappa and the rank bits together are more
+/// than [`MAX_KAPPA`], as a network's keys have both. Longer ones are refused.
+///
 /// Cost by all pairs: [`rank_all_pairs`] and one [`lookup_bits`] of one bit a value. By network: its comparisons, and one
 /// more a value.
 pub fn top_k_mask(party: &mut Party, x: &[u64], rows: Rows, k: usize, link: &Link) -> Result<Bits> {
-    let count = rows.count(x.len())?;
+    let plan = rows.plan(x.len(), link)?;
     if k == 0 || k >= rows.length {
         let all = u8::from(k > 0 && party.role.is_client());
         return Ok(vec![all; x.len()]);
     }
-    step_on(party, "top_k", x.len(), |party| match sort::plan(rows, count, link) {
+    step_on(party, "top_k", x.len(), |party| match plan {
         Plan::AllPairs => {
             let ranks = rank_all_pairs(party, x, rows)?;
             let table = BitTable::new(rows.rank_bits(), 1, |rank, _| rank < k)?;
@@ -158,15 +203,16 @@ pub fn top_k_mask(party: &mut Party, x: &[u64], rows: Rows, k: usize, link: &Lin
 }
 
 /// XOR shares of the dispatch matrices: for each row (an expert) `slots` x `length` bits, [value j has rank s] at (s, j).
+/// Rows as for [`top_k_mask`].
 ///
 /// Cost by all pairs: [`rank_all_pairs`] and one [`one_hot`] of `slots` bits a value. By network: its comparisons, and one
 /// [`one_hot`] of `length` bits a slot.
 pub fn dispatch_bits(party: &mut Party, x: &[u64], rows: Rows, slots: usize, link: &Link) -> Result<Bits> {
-    let count = rows.count(x.len())?;
+    let plan = rows.plan(x.len(), link)?;
     if slots == 0 || slots > rows.length {
         return Err(Error::BadArgument(format!("{slots} slots for {} values", rows.length)));
     }
-    step_on(party, "dispatch", x.len(), |party| match sort::plan(rows, count, link) {
+    step_on(party, "dispatch", x.len(), |party| match plan {
         Plan::AllPairs => {
             let ranks = rank_all_pairs(party, x, rows)?;
             let hot = one_hot(party, &ranks, rows.rank_bits(), slots)?;

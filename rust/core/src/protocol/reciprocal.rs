@@ -20,9 +20,9 @@ const POINT: u32 = 17;
 /// Cost: 1,278 bits and 6 triples, and for each octave but the first a comparison of most - max(least - 7, 0) + 1 bits
 /// and a bit to the field.
 pub fn reciprocal(party: &mut Party, x: &[u64], least: u32, most: u32, total: u32) -> Result<Vec<u64>> {
+    let octaves = Octaves::new(least, most, 1)?;
+    let shift = octaves.shift_back(octaves.top(), total)?;
     step_on(party, "reciprocal", x.len(), |party| {
-        let octaves = Octaves::new(least, most, 1)?;
-        let shift = octaves.shift_back(octaves.top(), total)?;
         let found = octaves.find(party, x)?;
         let back = found.power(party, |octave| 1 << (octaves.count - 1 - octave));
         let m = found.normalise(party, x, &back)?;
@@ -53,9 +53,9 @@ pub fn rsqrt(party: &mut Party, x: &[u64], least: u32, most: u32, numerator: u32
     if !least.is_multiple_of(2) || !(1 << 16..1 << 17).contains(&numerator) {
         return Err(Error::BadArgument(format!("a root from 2^{least} with numerator {numerator}")));
     }
+    let octaves = Octaves::new(least, most, 2)?;
+    let shift = octaves.shift_back(octaves.top() / 2, total)?;
     step_on(party, "rsqrt", x.len(), |party| {
-        let octaves = Octaves::new(least, most, 2)?;
-        let shift = octaves.shift_back(octaves.top() / 2, total)?;
         let found = octaves.find(party, x)?;
         let forth = found.power(party, |octave| 1 << (2 * (octaves.count - 1 - octave)));
         let back = found.power(party, |octave| 1 << (octaves.count - 1 - octave));

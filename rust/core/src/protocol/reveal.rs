@@ -11,19 +11,24 @@ use crate::party::{Party, Role};
 ///
 /// Cost: half a round (the owner speaks); 41 bits.
 pub fn share_from(party: &mut Party, owner: Role, values: Option<&[i64]>, n: usize) -> Result<Vec<u64>> {
+    let values = values.unwrap_or_default();
+    if party.role == owner {
+        if values.len() != n {
+            return Err(Error::BadArgument(format!("the owner of an input must give its {n} values")));
+        }
+        if values.iter().any(|v| !in_range(*v)) {
+            return Err(Error::BadArgument("an input is outside the range of the fixed-point numbers".into()));
+        }
+    }
     step_on(party, "share", n, |party| {
         if party.role != owner {
             return receive_field(&mut party.channel, Kind::Shares, n);
         }
-        let values = values
-            .filter(|v| v.len() == n)
-            .ok_or_else(|| Error::BadArgument(format!("the owner of an input must give its {n} values")))?;
-        if values.iter().any(|v| !in_range(*v)) {
-            return Err(Error::BadArgument("an input is outside the range of the fixed-point numbers".into()));
-        }
         let mine = field::random_vector(&mut party.rng, n);
         let theirs: Vec<u64> = values.iter().zip(&mine).map(|(&v, &m)| field::sub(field::from_signed(v), m)).collect();
         send_field(&mut party.channel, Kind::Shares, &theirs)?;
+        // The peer waits for this; what comes next here may be long.
+        party.channel.flush()?;
         Ok(mine)
     })
 }

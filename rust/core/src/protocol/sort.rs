@@ -2,6 +2,7 @@
 //! that are asked for, on keys (score, place) in one ring value, so that a comparator is one comparison and one
 //! selection, keys never tie, and the place is there for nothing: it is the key's low bits.
 
+use super::onehot::MAX_LOOKUP_BITS;
 use super::rank::Rows;
 use super::wrap::{MAX_KAPPA, to_ring};
 use super::{Bits, not, ring_is_negative, select_ring};
@@ -37,12 +38,21 @@ pub enum Plan {
 /// with the example `protocol_timing` on a Skylake server core.
 const COMPARISON_SECONDS: f64 = 1.8e-6;
 
+/// Most values of a row whose pairs are all compared: some eight million pairs, which take a gigabyte or two while they
+/// are compared, and ranks that a table can be looked up at.
+pub const MAX_ALL_PAIRS: usize = 1 << MAX_LOOKUP_BITS;
+/// Most values of a row that a network sorts: some four million comparators.
+pub const MAX_NETWORK: usize = 1 << 16;
+
 /// The cheaper way on this link, by public shapes only. Up to 128 values always all pairs, so that a gate and a usual
-/// dispatch take few rounds on any link.
+/// dispatch take few rounds on any link; above [`MAX_ALL_PAIRS`] the network, unless its keys would be too wide.
 pub fn plan(rows: Rows, count: usize, link: &Link) -> Plan {
     let n = rows.length;
-    if rows.kappa + rows.rank_bits() > MAX_KAPPA || n <= 128 {
+    if n <= 128 || rows.kappa.saturating_add(rows.rank_bits()) > MAX_KAPPA {
         return Plan::AllPairs;
+    }
+    if n > MAX_ALL_PAIRS {
+        return Plan::Network;
     }
     let cost = |comparisons: f64, bits: u32, extra_bytes: f64, rounds: f64| {
         let leaves = f64::from((bits - 1).div_ceil(4));

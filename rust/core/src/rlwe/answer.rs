@@ -8,7 +8,7 @@
 use super::arithmetic::{self, Encoder};
 use super::cipher::{Ciphertext, inverse_rows};
 use super::keys::{EncryptionOfZero, SecretKey};
-use super::params::{AnswerPlan, N, PRIMES};
+use super::params::{AnswerPlan, MAX_C1_BITS, N, PRIMES};
 use super::{ntt, sample, vector};
 use crate::error::{Error, Result};
 use crate::field::{self, P};
@@ -150,9 +150,11 @@ impl SecretKey {
         Ok(answer.c0.iter().enumerate().map(open).collect())
     }
 
-    /// c1 s modulo 2^64, exactly: c1 is centred, |c1 s| < N 2^56, and three primes hold twice that.
+    /// c1 s modulo 2^64, exactly: c1 is centred, so a double holds it times a prime's inverse without rounding it away;
+    /// |c1 s| < N 2^52, and three primes hold twice that.
     fn times_secret(&self, c1: &[u64], bits: usize) -> Zeroizing<Vec<u64>> {
         const ENOUGH: usize = 3;
+        assert!(bits <= MAX_C1_BITS, "a plan keeps to the bits that can be opened");
         let half = 1i64 << (bits - 1);
         let mut rows = Zeroizing::new(vec![0u32; ENOUGH * N]);
         let centred: Vec<f64> =

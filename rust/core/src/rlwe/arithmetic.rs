@@ -310,7 +310,9 @@ mod tests {
         let m = extreme(&mut SecretRng::from_os());
         for at in 3..=LEVELS {
             rounds_at_the_edge(at, P, |x| round_to_p(at, x), &m);
-            for bits in [44, 51, 56] {
+            // Three primes are too short to come as close to an edge of 2^56 as the margin asks.
+            for bits in if at == 3 { &[44, 51][..] } else { &[44, 51, 56] } {
+                let bits = *bits;
                 let m: Vec<u64> = m.iter().map(|&m| m << (bits - 41)).collect();
                 rounds_at_the_edge(at, 1 << bits, |x| round_to_bits(at, x, bits), &m);
             }

@@ -21,6 +21,8 @@ pub const ERROR_COINS: usize = 42;
 pub const ERROR_SIGMA: f64 = 3.240_370_349_203_93;
 /// No modulus above this many bits is ever used with this degree.
 pub const MAX_MODULUS_BITS: f64 = 200.0;
+/// Most bits of the second polynomial of an answer: beyond it the doubles of its opening would round.
+pub const MAX_C1_BITS: usize = 53;
 /// A bound is this many standard deviations: a sub-Gaussian variable passes it with probability below 2^-140.
 pub const DEVIATIONS: f64 = 14.0;
 /// Coefficients answered under one key for which the flood is dimensioned.
@@ -180,7 +182,8 @@ impl AnswerPlan {
         let flood = flood_log2.map_or(0.0, |w| 2.0 * f64::from(w).exp2());
         let used = (shape.noise_bound() + flood) * scale;
         let p = field::P as f64;
-        for extra in 0..8usize {
+        // Opening an answer is exact for c1 of up to 53 bits: see `times_secret`.
+        for extra in 0..3usize {
             let (c1_bits, c0_bits) = (field::P_BITS + 10 + extra, field::P_BITS + 3 + extra.min(4));
             let switch = p
                 * (DEVIATIONS * (N as f64 / 12.0).sqrt() * (-(c1_bits as f64)).exp2()
@@ -225,7 +228,7 @@ mod tests {
     fn plans_that_do_not_fit_are_refused() {
         let layer = Shape { level: 6, products: 512, nonzero: 256, magnitude: field::P as f64 / 2.0, rotations: 6 };
         let plan = AnswerPlan::slots(&layer).unwrap();
-        assert!(plan.flood_log2.unwrap() >= 103 && plan.c1_bits <= 54);
+        assert!(plan.flood_log2.unwrap() >= 103 && plan.c1_bits <= MAX_C1_BITS);
         assert!(AnswerPlan::slots(&Shape { level: 5, ..layer }).is_err());
         assert!(AnswerPlan::slots(&Shape { products: 1 << 30, ..layer }).is_err());
         assert!(AnswerPlan::slots(&Shape { level: 7, ..layer }).is_err());

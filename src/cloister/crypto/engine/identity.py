@@ -31,8 +31,8 @@ class Identity:
         with native.translated():
             certificate, key, fingerprint = native.load().generate_identity()
         folder.mkdir(parents=True, exist_ok=True)
+        storage.write_text(folder / CERTIFICATE, certificate)  # the key last: its file says that both are there
         storage.write_secret(folder / KEY, key.encode())
-        storage.write_text(folder / CERTIFICATE, certificate)
         return cls(certificate, key, fingerprint)
 
     @classmethod

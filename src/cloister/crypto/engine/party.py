@@ -134,9 +134,10 @@ class Party:
         """Count every byte, round and second of the block under `name`."""
         with native.translated():
             self._native.enter(name)
-        yield  # after an error the session is over and nothing is counted any more
-        with native.translated():
-            self._native.leave()
+        try:
+            yield
+        finally:
+            self._native.leave_if_open()
 
     def costs(self) -> list[Cost]:
         """What every step cost so far."""
@@ -175,9 +176,7 @@ class Party:
     ) -> Shares:
         """The owner's integers as shares with `fraction` fraction bits."""
         if values is not None:
-            values = np.ascontiguousarray(values, dtype=np.int64)
-            if values.size and np.abs(values).max() >= VALUE_BOUND:
-                raise InvalidParameter(f"An integer of size {np.abs(values).max()} does not fit into a share.")
+            values = _integers(values, VALUE_BOUND, "The values")
             shape = values.shape
         return self._share(values, owner, shape, fraction)
 
@@ -215,7 +214,10 @@ class Party:
         """`x` (rows, columns) times the server's integer weights (columns, outputs), which add FRACTION_BITS to the
         scale. Off by at most one last place before truncation."""
         rows, columns = _two(x)
-        given = None if weights is None else np.ascontiguousarray(weights, dtype=np.int32)
+        limit = 1 << (weight_bits - 1)
+        if not 1 <= weight_bits <= 24:
+            raise InvalidParameter(f"Weights of {weight_bits} bits: 1 to 24 can be multiplied.")
+        given = None if weights is None else _integers(weights, limit, "The weights").astype(np.int32)
         if given is not None and given.shape != (columns, outputs):
             raise InvalidParameter(f"Weights of shape {given.shape} where ({columns}, {outputs}) was expected.")
         with native.translated():
@@ -232,7 +234,9 @@ class Party:
         experts, tokens, columns = x.shape
         given = None
         if weights is not None:
-            given = [np.ascontiguousarray(w, dtype=np.int16) for w in weights]
+            given = [_integers(w, 1 << 15, "The weights").astype(np.int16) for w in weights]
+            if len(given) != len(outputs):
+                raise InvalidParameter(f"{len(given)} arrays of weights for {len(outputs)} outputs.")
             for array, out in zip(given, outputs, strict=True):
                 if array.shape != (experts, out, columns):
                     raise InvalidParameter(f"Weights {array.shape} where ({experts}, {out}, {columns}) was expected.")
@@ -345,8 +349,8 @@ class Party:
     # ---- bits and order -------------------------------------------------------------------------------------------
 
     def less_than(self, x: Shares, y: Shares, *, bits: int = EXACT_BITS, drop_bits: int = 0) -> Bits:
-        """[x < y]. With fewer `bits` it is cheaper: then |x - y| must be below 2^(bits + drop_bits - 1) last places,
-        and differences below 2^drop_bits may come out either way."""
+        """[x < y]. With fewer `bits` it is cheaper: then |x - y| must be below 2^drop_bits * (2^(bits - 1) - 1) last
+        places, and differences below 2^drop_bits may come out either way."""
         _same_shape(x, y)
         with native.translated():
             return _bits(self._native.less_than(x.data, y.data, bits, drop_bits), x.shape)
@@ -391,7 +395,8 @@ class Party:
         return Shares(_words(out).reshape(x.shape[:-1]), x.fraction)
 
     def top_k_mask(self, x: Shares, k: int, *, bits: int = SCORE_BITS, drop_bits: int = 0) -> Bits:
-        """[among the k largest along the last axis]; equal values are ordered by place, so exactly k are chosen."""
+        """[among the k largest along the last axis]; exactly k are chosen, among equals the earlier. Values of a row
+        must differ by less than 2^drop_bits * (2^(bits - 1) - 1) last places: 128 at the defaults."""
         with native.translated():
             return _bits(self._native.top_k_mask(x.data, x.shape[-1], k, bits, drop_bits), x.shape)
 
@@ -414,6 +419,18 @@ def _bits(raw: Any, shape: tuple[int, ...]) -> Bits:
 def _signed(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     integers = words.astype(np.int64)
     return np.ascontiguousarray(np.where(integers > PRIME // 2, integers - PRIME, integers))
+
+
+def _integers(values: Any, bound: int, what: str) -> NDArray[np.int64]:
+    """Integers in [-bound, bound), or an error that does not repeat them: they may be secret."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu":
+        raise InvalidParameter(
+            f"{what} must be integers, not {array.dtype}.", advice="Round them at their scale first."
+        )
+    if array.size and not (int(array.min()) >= -bound and int(array.max()) < bound):
+        raise InvalidParameter(f"{what} must lie in [-{bound}, {bound}).")
+    return np.ascontiguousarray(array, dtype=np.int64)
 
 
 def _octaves(x: Shares, least: float, most: float) -> tuple[int, int]:

@@ -107,7 +107,7 @@ def encode(values: NDArray[np.float64], fraction: int = FRACTION_BITS) -> Words:
         raise InvalidParameter("Infinite numbers and NaN cannot be shared.")
     if scaled.size and np.abs(scaled).max() >= VALUE_BOUND:
         raise InvalidParameter(
-            f"A number of size {np.abs(values).max():.6g} does not fit: with {fraction} fraction bits the limit is "
+            f"A number does not fit into a share: with {fraction} fraction bits the limit is "
             f"{VALUE_BOUND / (1 << fraction):.6g}.",
             advice="Scale the values down or use fewer fraction bits.",
         )

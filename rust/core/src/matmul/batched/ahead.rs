@@ -134,7 +134,7 @@ fn add_run(
 ) {
     let (_, columns_out, _) = matrix.shape();
     let terms = cut.len() / lanes;
-    let mut block = Block { panels: PANELS, terms, lane_blocks: lanes / LANES, points: 1 };
+    let mut block = Block { panels: PANELS, terms, lane_blocks: lanes / LANES, points: 1, next_values: 0 };
     let mut weights = vec![0f64; PANELS * terms * ROWS];
     let mut sums = vec![0f64; block.sums()];
     let mut row = vec![0f64; terms];

@@ -88,3 +88,192 @@ fn every_layout_gives_the_same_product() {
         check(&BatchedPlan::with_layout(shape, layout).unwrap());
     }
 }
+
+/// A plan whose answers are single products: the worst case for the weights.
+fn one_product() -> BatchedPlan {
+    let shape = BatchedShape { experts: 256, tokens: 32, columns_in: 1, columns_out: vec![1] };
+    let plan = BatchedPlan::new(shape, Conditions::LAN).unwrap();
+    assert_eq!((plan.requests(), plan.layout().shifts().len()), (1, 1));
+    plan
+}
+
+/// What the client learns by dividing c1 of an answer by the polynomial of its own request: weights, if they are there.
+fn divide(c1: &[u32], request: &[u32], points: usize) -> Vec<i64> {
+    let mut coefficients = vec![vec![0u32; points]; 2];
+    for (prime, row) in coefficients.iter_mut().enumerate() {
+        let q = u64::from(PRIMES[prime]);
+        for (k, x) in row.iter_mut().enumerate() {
+            // Any lane of the point whose request can be divided by.
+            let lane = (0..N / points).find(|l| request[prime * N + k * (N / points) + l] != 0).unwrap();
+            let at = prime * N + k * (N / points) + lane;
+            let inverse = (0..25).fold((1, u64::from(request[at])), |(out, square), bit| {
+                let out = if (q - 2) >> bit & 1 == 1 { out * square % q } else { out };
+                (out, square * square % q)
+            });
+            *x = (u64::from(c1[at]) * inverse.0 % q) as u32;
+        }
+        rlwe::ntt::inverse(prime, points, row);
+    }
+    let (p, q) = (u64::from(PRIMES[0]), u64::from(PRIMES[1]));
+    let inverse = (1..q).step_by(1).find(|k| p * k % q == 1).unwrap();
+    let mut slots: Vec<u64> = (0..points)
+        .map(|k| {
+            let (a, b) = (u64::from(coefficients[0][k]), u64::from(coefficients[1][k]));
+            let x = a + p * ((b + q - a % q) % q * inverse % q);
+            let signed = if x > p * q / 2 { x as i64 - (p * q) as i64 } else { x as i64 };
+            field::from_signed(signed)
+        })
+        .collect();
+    rlwe::ntt::forward_p(points, &mut slots);
+    slots.into_iter().map(field::to_signed).collect()
+}
+
+#[test]
+fn without_the_encryption_of_zero_the_client_reads_the_weights_and_with_it_nothing() {
+    let plan = one_product();
+    let mut rng = SecretRng::from_os();
+    let weights: Vec<i16> = (0..256).map(|_| rng.next_u64() as i16).collect();
+    let matrices = [ExpertWeights::new(Numbers::I16(&weights), 256, 1, 1).unwrap()];
+    let secret = rlwe::SecretKey::generate(&mut rng);
+    let keys = ServerKeys {
+        public: std::sync::Arc::new(secret.public_key(&[3; 32], &mut rng)),
+        rotations: secret.rotation_keys(&[], &mut rng),
+        pool: rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap(),
+        work: super::super::Work::default(),
+    };
+    let request = secret.encrypt(LEVELS, &field::random_vector(&mut rng, N), &mut rng).expand(&secret.request_seed());
+    let mut values = Values::new(plan.layout(), 1);
+    values.put(plan.layout(), 0, std::slice::from_ref(&request));
+    let tables = Tables {
+        plan: &plan,
+        weights: &matrices,
+        transforms: Transforms::new(256),
+        gather: Gather::new(plan.layout(), &matrices),
+        isa: Isa::best(),
+    };
+    let mut sums = Sums::default();
+    sums.multiply(&tables, &keys, &[Row { matrix: 0, group: 0, output: 0, shift: 0 }], 0..1, &values);
+    let mut product = sums.ciphertexts(plan.layout(), 0..1).remove(0);
+
+    let places = super::super::layout::places(256);
+    let expected = |place: usize| {
+        let (s, i) = (0..2).flat_map(|s| (0..128).map(move |i| (s, i))).find(|&(s, i)| places[s][i] == place).unwrap();
+        i64::from(weights[plan.layout().coset(s, i).expert])
+    };
+    let read = divide(&product.c[1], &request.c[1], 256);
+    assert!(read.iter().enumerate().all(|(place, &w)| w == expected(place)), "the attack wins with the guard off");
+    product.add_zero(keys.public.encrypt_zero(LEVELS, &mut rng));
+    let read = divide(&product.c[1], &request.c[1], 256);
+    let right = read.iter().enumerate().filter(|&(place, &w)| w == expected(place)).count();
+    assert!(right < 3, "the attack still reads {right} weights");
+}
+
+#[test]
+fn what_travels_depends_on_the_plan_only() {
+    let shape = BatchedShape { experts: 64, tokens: 32, columns_in: 5, columns_out: vec![3, 2] };
+    let plan = BatchedPlan::new(shape.clone(), Conditions::LAN).unwrap();
+    let cost = |fill: u64, weight: i16| {
+        let share = vec![fill; shape.inputs()];
+        let weights: Vec<Vec<i16>> =
+            shape.columns_out.iter().map(|&o| vec![weight; shape.experts * o * shape.columns_in]).collect();
+        let matrices: Vec<ExpertWeights> = weights
+            .iter()
+            .zip(&shape.columns_out)
+            .map(|(w, &o)| ExpertWeights::new(Numbers::I16(w), shape.experts, o, shape.columns_in).unwrap())
+            .collect();
+        let both = |party: &mut Party, weights: Option<&[ExpertWeights]>| {
+            let encryption = Encryption::exchange(party, &[5; 32], &plan.automorphisms(), 1)?;
+            party.channel.reset_costs();
+            multiply(party, &encryption, &plan, &share, weights)?;
+            let costs = party.channel.costs();
+            Ok(costs
+                .iter()
+                .map(|c| (c.step.clone(), c.bytes_sent, c.bytes_received, c.messages_sent))
+                .collect::<Vec<_>>())
+        };
+        let (client, server) = testing::run(|party| both(party, None), |party| both(party, Some(&matrices)));
+        (client.unwrap(), server.unwrap())
+    };
+    let first = cost(0, 0);
+    assert_eq!(first, cost(field::P - 1, i16::MIN));
+    let (step, sent, received, messages) = &first.0[1];
+    assert_eq!(step, "batched product");
+    let frame = crate::net::frame::HEADER as u64;
+    assert_eq!(*sent, plan.request_bytes() as u64 + messages * frame);
+    let answers = first.1[1].3;
+    assert_eq!(*received, plan.answer_bytes() as u64 + answers * frame);
+}
+
+#[test]
+fn a_peer_that_sends_rubbish_gets_a_typed_error() {
+    let plan = one_product();
+    let weights = vec![1i16; 256];
+    let share = vec![0; plan.shape().inputs()];
+    let length = SeededCiphertext::wire_len(LEVELS);
+    for body in [vec![0xff; length], vec![0; length - 1], vec![0; length + 1], Vec::new()] {
+        let (_, server) = testing::run(
+            |party| {
+                Encryption::exchange(party, &[5; 32], &[], 1)?;
+                party.channel.send(Kind::Request, &body)?;
+                party.channel.flush()
+            },
+            |party| {
+                let encryption = Encryption::exchange(party, &[5; 32], &[], 1)?;
+                let matrices = [ExpertWeights::new(Numbers::I16(&weights), 256, 1, 1)?];
+                multiply(party, &encryption, &plan, &share, Some(&matrices))
+            },
+        );
+        assert_eq!(server.unwrap_err().code(), "engine.bad_message");
+    }
+    let (client, _) = testing::run(
+        |party| {
+            let encryption = Encryption::exchange(party, &[5; 32], &[], 1)?;
+            multiply(party, &encryption, &plan, &share, None)
+        },
+        |party| {
+            Encryption::exchange(party, &[5; 32], &[], 1)?;
+            party.channel.receive(Kind::Request, length)?;
+            party.channel.send(Kind::Answer, &[0; 7])?;
+            party.channel.flush()
+        },
+    );
+    assert_eq!(client.unwrap_err().code(), "engine.bad_message");
+    let (_, server) = testing::run(
+        |party| {
+            let bytes = vec![0xff; rlwe::PublicKey::WIRE_LEN + rlwe::RotationKeys::wire_len(0)];
+            party.channel.send(Kind::Keys, &bytes)?;
+            party.channel.flush()
+        },
+        |party| Encryption::exchange(party, &[5; 32], &[], 1).map(|_| ()),
+    );
+    assert_eq!(server.unwrap_err().code(), "engine.bad_message");
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused_before_anything_travels() {
+    let plan = one_product();
+    let share = vec![0; plan.shape().inputs()];
+    let weights = vec![1i16; 512];
+    let (client, server) = testing::run(
+        |party| {
+            let encryption = Encryption::exchange(party, &[5; 32], &[], 1)?;
+            let matrices = [ExpertWeights::new(Numbers::I16(&weights[..256]), 256, 1, 1)?];
+            assert!(multiply(party, &encryption, &plan, &share[1..], None).is_err());
+            multiply(party, &encryption, &plan, &share, Some(&matrices))
+        },
+        |party| {
+            let encryption = Encryption::exchange(party, &[5; 32], &[], 1)?;
+            let matrices = [ExpertWeights::new(Numbers::I16(&weights), 256, 2, 1)?];
+            assert!(multiply(party, &encryption, &plan, &share, None).is_err());
+            let turned = Layout { rows: RowUse::Rotated, experts: 128, ..*plan.layout() };
+            let shape = BatchedShape { experts: 128, ..plan.shape().clone() };
+            let turned = BatchedPlan::with_layout(shape, turned)?;
+            let half = [ExpertWeights::new(Numbers::I16(&weights[..128]), 128, 1, 1)?];
+            // There are no keys for this plan's rotations.
+            assert!(multiply(party, &encryption, &turned, &share[..128 * 32], Some(&half)).is_err());
+            multiply(party, &encryption, &plan, &share, Some(&matrices))
+        },
+    );
+    assert_eq!(client.unwrap_err().code(), "engine.bad_argument");
+    assert_eq!(server.unwrap_err().code(), "engine.bad_argument");
+}

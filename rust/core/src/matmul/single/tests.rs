@@ -76,6 +76,10 @@ fn products_are_those_of_integers_up_to_one() {
         (32, 64, 64, 24),
         (33, 70, 5, 16),
         (300, 40, 30, 12),
+        // Shapes whose cheapest layout leaves hardly any room for the roundings of an answer.
+        (1, 64, 100, 22),
+        (32, 48, 16, 24),
+        (1, 512, 4096, 20),
     ] {
         let case = case(Shape { rows, columns, outputs }, bits);
         worst(&case.run(), &case.expected());

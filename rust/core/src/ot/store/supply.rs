@@ -144,10 +144,7 @@ fn next(store: &mut Store, channel: &mut Channel, lane: Lane, due: usize) -> Res
     if store.reserved_blocks(lane) == 0 {
         let stored = store.remaining(lane) / BLOCK_ITEMS;
         let wanted = (due as u64).div_ceil(BLOCK_ITEMS).max(u64::from(store.read_ahead())).min(stored);
-        channel.enter("store");
-        let outcome = store.reserve(channel, &[(lane, wanted)]);
-        channel.leave();
-        outcome?;
+        channel.step("store", |channel| store.reserve(channel, &[(lane, wanted)]))?;
     }
     store.next_block(lane)
 }
