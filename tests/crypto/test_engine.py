@@ -177,7 +177,8 @@ def test_shares_say_nothing_and_refuse_what_does_not_fit() -> None:
 
 
 def refusals(party: Party) -> Any:
-    x = party.share_integers(np.ones((2, 4), dtype=np.int64), owner=party.role, shape=(2, 4))
+    ones = np.ones((2, 4), dtype=np.int64)
+    x = party.share_integers(ones if party.role == "client" else None, owner="client", shape=(2, 4))
     said = []
     for wrong in (
         lambda: party.matmul(x, np.full((4, 3), 0.7), outputs=3),

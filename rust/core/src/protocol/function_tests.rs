@@ -61,11 +61,13 @@ fn gelu_of(x: f64) -> f64 {
     if x < 0.0 { x * upper } else { x * (1.0 - upper) }
 }
 
-/// Every number on [-16, 16] and a grid up to 1024.
+/// Every number on [-16, 16], a grid up to 1024, and both ends of the range (1024 - 1/64) under many shares.
 fn activations(f: u32) -> Vec<i64> {
     let mut x: Vec<i64> = (-(16i64 << f)..=16 << f).collect();
     let most = (1024i64 << f) - (1 << (f - 5));
     x.extend((-most..most).step_by((most as usize) / 20_000));
+    let end = (1024i64 << f) - (1 << (f - 6)) - 1;
+    x.extend((0..400).flat_map(|i| [end - i % 5, i % 5 - end]));
     x
 }
 

@@ -1,7 +1,7 @@
 //! Order among the values of a row: ranks by all pairs (one comparison deep), the mask of the k largest, and the
 //! dispatch matrix of a balanced expert. Exactly k are chosen, always: equal values are ordered by their place, the earlier
 //! one first. With dropped bits this is said of what is left of the values, and the rounding may leave equal scores one
-//! apart: such ties, like scores up to 2^drop_bits apart, come in either order.
+//! apart: such ties, like scores less than 2^(drop_bits + 1) apart, come in either order.
 
 use super::onehot::{BitTable, lookup_bits, one_hot};
 use super::select::{bits_to_field, bits_to_ring};
@@ -23,8 +23,8 @@ pub struct Rows {
     /// less than two. Differences outside this range give an order without meaning.
     pub kappa: u32,
     /// Low bits dropped from every value before it is compared, rounding it down or up (see
-    /// [`truncate`](super::truncate)). The order of what is left is total and exact, so scores of one row that are more
-    /// than 2^drop_bits apart (2^(drop_bits + 1) for more than 16 bits) are always in order; equal ones may differ by one after the rounding.
+    /// [`truncate`](super::truncate)). The order of what is left is total and exact: scores of one row that are at
+    /// least 2^(drop_bits + 1) apart are always in order, nearer ones need not be, and equal ones may differ by one.
     pub drop_bits: u32,
 }
 
@@ -77,7 +77,8 @@ impl Rows {
     }
 }
 
-/// The largest of each row, by a tournament. With dropped bits, one that is at most 2^drop_bits below it.
+/// The largest of each row, by a tournament. With dropped bits, one that is below it by at most
+/// 2^drop_bits for each of the ceil(log2 length) matches.
 ///
 /// Cost: ceil(log2 length) times that of [`is_negative`] and [`select`]; length - 1 of each a row.
 pub fn maximum(party: &mut Party, x: &[u64], rows: Rows) -> Result<Vec<u64>> {

@@ -148,12 +148,55 @@ fn comparison_is_exact_over_the_whole_range() {
         let (c, s) = run(|p| is_negative(p, &a, kappa, drop), |p| is_negative(p, &b, kappa, drop));
         let got = xored(&c.unwrap(), &s.unwrap());
         for (got, &x) in got.iter().zip(&x) {
-            if x.abs() <= ((1 << (kappa - 1)) - 1) << drop {
+            let most = ((1 << (kappa - 1)) - 1) << drop;
+            if x.abs() < most || (drop == 0 && x.abs() == most) {
                 let near = -(1i64 << drop) <= x && x < 0 && drop > 0;
                 assert!((*got == 1) == (x < 0) || (near && *got == 0), "{x} at {kappa}, {drop}");
             }
         }
     }
+}
+
+/// Numbers at both ends of the range of a comparison with dropped bits, and around zero, under many shares.
+#[test]
+fn comparison_with_dropped_bits_is_right_up_to_both_ends_of_its_range() {
+    for (kappa, drop) in [(17, 4), (17, 6), (17, 7), (2, 6), (3, 1), (8, 16), (12, 17), (20, 18), (8, 30), (30, 9)] {
+        let end = (((1i64 << (kappa - 1)) - 1) << drop) - 1;
+        let cell = 1i64 << drop;
+        let mut x: Vec<i64> = vec![];
+        for near in [end, end - cell / 2, end - cell, -end, cell / 2 - end, cell - end, 0, -cell, cell, -cell - 1] {
+            x.extend([near - 2, near - 1, near, near + 1, near + 2]);
+        }
+        x.extend((0..100).map(|i| i * cell / 100));
+        x.retain(|v| v.abs() <= end);
+        let x = x.repeat(200);
+        let (a, b) = share(&x);
+        let (c, s) = run(|p| is_negative(p, &a, kappa, drop), |p| is_negative(p, &b, kappa, drop));
+        for (&got, &x) in xored(&c.unwrap(), &s.unwrap()).iter().zip(&x) {
+            let missed = got == 0 && -cell <= x && x < 0;
+            let invented = got == 1 && drop > 16 && (0..1 << 16).contains(&x);
+            assert!((got == 1) == (x < 0) || missed || invented, "{x} at {kappa}, {drop}");
+        }
+    }
+}
+
+#[test]
+fn a_step_that_fails_ends_the_session_and_a_mistake_before_it_does_not() {
+    let (mut p, peer) = crate::testing::parties();
+    assert!(matches!(truncate(&mut p, &[1], 33), Err(Error::BadArgument(_))) && !p.channel.is_over());
+    drop(peer);
+    assert!(matches!(truncate(&mut p, &[1], 12), Err(Error::PeerGone { .. })));
+    assert!(matches!(truncate(&mut p, &[1], 12), Err(Error::SessionOver)));
+    // A supply that is used up, after nothing has been sent: the peer may be in the middle of the step.
+    struct Empty;
+    impl crate::party::TripleSupply for Empty {
+        fn triples(&mut self, _: &mut crate::net::Channel, _: usize) -> Result<crate::party::Triples> {
+            Err(Error::Exhausted("none left".into()))
+        }
+    }
+    let (mut p, _peer) = crate::testing::parties();
+    p.triples = Box::new(Empty);
+    assert!(matches!(multiply(&mut p, &[1], &[1]), Err(Error::Exhausted(_))) && p.channel.is_over());
 }
 
 #[test]

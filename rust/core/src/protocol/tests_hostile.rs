@@ -123,10 +123,18 @@ fn the_callers_own_mistakes_are_named_before_a_byte_is_sent() {
         one_hot(&mut p, &x, 0, 1).map(drop),
         maximum(&mut p, &x, Rows { length: 3, kappa: 17, drop_bits: 0 }).map(drop),
         dispatch_bits(&mut p, &x, Rows { length: 2, kappa: 17, drop_bits: 0 }, 3, &Link::LAN).map(drop),
+        share_from(&mut p, Role::Client, Some(&[1]), 2).map(drop),
+        share_from(&mut p, Role::Client, None, 2).map(drop),
+        share_from(&mut p, Role::Client, Some(&[1, i64::MAX]), 2).map(drop),
+        relu(&mut p, &x, 14).map(drop),
+        silu(&mut p, &x, 9).map(drop),
+        reciprocal(&mut p, &x, 0, 30, 30).map(drop),
+        rsqrt(&mut p, &x, 1, 30, 1 << 16, 30).map(drop),
     ];
     for (i, outcome) in wrong.iter().enumerate() {
         assert!(matches!(outcome, Err(Error::BadArgument(_))), "case {i}: {outcome:?}");
     }
+    assert!(!p.channel.is_over());
     assert_eq!(p.channel.costs().iter().map(|s| s.messages_sent).sum::<u64>(), 0);
 }
 

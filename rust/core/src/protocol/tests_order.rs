@@ -2,7 +2,7 @@
 
 use super::tests::{values, xored};
 use super::*;
-use crate::testing::{open, run, share};
+use crate::testing::{open, parties, run, share};
 
 /// Ranks in the clear: 0 is the largest, the earlier of equal ones first.
 fn ranks(row: &[i64]) -> Vec<usize> {
@@ -70,7 +70,7 @@ fn ranks_are_a_permutation_with_ties_by_place() {
             assert!(sorted.into_iter().eq(0..length));
             for i in 0..length {
                 for j in 0..length {
-                    assert!(x[i] < x[j] + (1 << drop_bits) || got[i] < got[j], "more than the dropped bits apart");
+                    assert!(x[i] < x[j] + (2 << drop_bits) || got[i] < got[j], "more than the dropped bits apart");
                 }
             }
         }
@@ -93,6 +93,78 @@ fn exactly_k_are_chosen_by_either_plan() {
             assert_eq!(plan(rows, 4, &link), Plan::Network);
         }
     }
+}
+
+#[test]
+fn differences_at_the_ends_of_their_range_are_in_order() {
+    let instant = Link { bytes_per_second: 1.0, round_seconds: 0.0 };
+    for (length, kappa, drop_bits) in [(64, 17, 0), (64, 8, 6), (64, 17, 6), (64, 19, 20), (160, 17, 6), (160, 8, 0)] {
+        let rows = Rows { length, kappa, drop_bits };
+        let left = (1i64 << (kappa - 1)) - if drop_bits > 0 { 2 } else { 0 };
+        let most = (left << drop_bits) - 1;
+        // Low scores and, as far above them as is allowed, high ones; somewhere in the range of values.
+        let x: Vec<i64> = [0, 12_345, -most / 2, -most]
+            .iter()
+            .flat_map(|&low| (0..length).map(move |i| if i % 3 == 1 { low + most } else { low }))
+            .collect();
+        let (high, (a, b)) = ((length + 1) / 3, share(&x));
+        let (c, s) = run(|p| top_k_mask(p, &a, rows, high, &instant), |p| top_k_mask(p, &b, rows, high, &instant));
+        let chosen = xored(&c.unwrap(), &s.unwrap());
+        assert!((0..x.len()).all(|i| (chosen[i] == 1) == (i % length % 3 == 1)), "{rows:?}");
+        let (c, s) = run(|p| rank_all_pairs(p, &a, rows), |p| rank_all_pairs(p, &b, rows));
+        let (c, s) = (c.unwrap(), s.unwrap());
+        for i in 0..x.len() {
+            let rank = (c[i] + s[i]) & ((1 << rows.rank_bits()) - 1);
+            assert!((rank < high as u64) == (i % length % 3 == 1), "{rows:?}: rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn equal_scores_with_dropped_bits_still_give_exactly_k() {
+    let instant = Link { bytes_per_second: 1.0, round_seconds: 0.0 };
+    for length in [40, 150] {
+        let rows = Rows { length, kappa: 12, drop_bits: 5 };
+        let (a, b) = share(&vec![1003; 8 * length]);
+        let (c, s) = run(|p| top_k_mask(p, &a, rows, 7, &instant), |p| top_k_mask(p, &b, rows, 7, &instant));
+        let chosen = xored(&c.unwrap(), &s.unwrap());
+        assert!(chosen.chunks(length).all(|row| row.iter().filter(|&&bit| bit == 1).count() == 7));
+    }
+}
+
+#[test]
+fn rows_that_no_plan_orders_are_refused_before_a_byte() {
+    let (mut p, _peer) = parties();
+    let row = |length, kappa, drop_bits| Rows { length, kappa, drop_bits };
+    let slow_rounds = Link { bytes_per_second: 1e15, round_seconds: 1e9 };
+    let all: [fn(&mut Party, &[u64], Rows, &Link) -> Result<()>; 4] = [
+        |p, x, rows, link| top_k_mask(p, x, rows, 1, link).map(drop),
+        |p, x, rows, link| dispatch_bits(p, x, rows, 1, link).map(drop),
+        |p, x, rows, link| dispatch_ranks(p, x, rows, 1, link).map(drop),
+        |p, x, rows, _| rank_all_pairs(p, x, rows).map(drop),
+    ];
+    for step in all {
+        for (kappa, drop_bits) in [(0, 0), (1, 0), (42, 0), (u32::MAX, 0), (41, 1), (8, 33), (8, u32::MAX)] {
+            for length in [1, 64, 200, 8192] {
+                let got = step(&mut p, &vec![0; length], row(length, kappa, drop_bits), &Link::LAN);
+                assert!(matches!(got, Err(Error::BadArgument(_))), "{kappa} {drop_bits} {length}: {got:?}");
+            }
+        }
+        assert!(matches!(step(&mut p, &[0; 8], row(0, 17, 0), &Link::LAN), Err(Error::BadArgument(_))));
+        // 40 bits and 13 of the place are more than a network's keys have.
+        for rows in [row(4097, 40, 0), row(5000, 36, 2), row(65_537, 17, 0), row(1 << 20, 17, 0)] {
+            let got = step(&mut p, &vec![0; rows.length], rows, &Link::LAN);
+            assert!(matches!(&got, Err(Error::Unsupported(e)) if e.contains("4096") || e.contains("65536")), "{got:?}");
+        }
+        assert!(step(&mut p, &[], row(usize::MAX, 17, 0), &Link::LAN).is_err());
+    }
+    assert!(matches!(rank_all_pairs(&mut p, &[0; 4097], row(4097, 17, 0)), Err(Error::Unsupported(_))));
+    assert!(maximum(&mut p, &[0; 4], row(4, 1, 0)).is_err());
+    // However dear its rounds are, the network is the plan where all pairs cannot be.
+    assert_eq!(plan(row(4096, 17, 0), 1, &slow_rounds), Plan::AllPairs);
+    assert_eq!(plan(row(4097, 17, 0), 1, &slow_rounds), Plan::Network);
+    assert_eq!(p.channel.costs().iter().map(|s| s.messages_sent).sum::<u64>(), 0);
+    assert!(!p.channel.is_over());
 }
 
 #[test]
