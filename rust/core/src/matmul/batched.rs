@@ -8,7 +8,7 @@
 
 use super::kernel::{self, Block, LANES, Modulus, ROWS, Scratch, TERMS_TOGETHER, TILE};
 use super::kernel_transform::{SIDE, Strides, Transforms};
-use super::kernel_vector::Isa;
+use super::kernel_vector::{Isa, Lines};
 use super::layout::Layout;
 use super::plan::BatchedPlan;
 use super::weights::{ExpertWeights, Gather, Row};
@@ -36,7 +36,7 @@ const ROWS_TOGETHER: usize = 96;
 const WEIGHT_MEMORY: usize = 80 << 20;
 
 /// Input ciphertexts that one pass of the kernel takes: enough that reading and writing the sums does not matter.
-const TERMS_AT_A_TIME: usize = 128;
+const TERMS_AT_A_TIME: usize = 64;
 
 /// Rows that are read from the sums at a time: whole pages, in order.
 const ROWS_READ: usize = 24;
@@ -237,13 +237,13 @@ struct Tables<'a> {
 struct Values {
     inputs: usize,
     lanes: usize,
-    residues: Vec<i32>,
+    residues: Lines<i32>,
 }
 
 impl Values {
     fn new(layout: &Layout, inputs: usize) -> Self {
         let lanes = lanes(layout);
-        Self { inputs, lanes, residues: vec![0; LEVELS * layout.cosets() * inputs * lanes] }
+        Self { inputs, lanes, residues: Lines::zeros(LEVELS * layout.cosets() * inputs * lanes) }
     }
 
     /// Puts ciphertexts at the inputs from `first` on.
@@ -367,11 +367,11 @@ fn finish(
 struct Sums {
     panels: usize,
     /// `[prime][point][panel][lane block][row][lane]`.
-    sums: Vec<i32>,
+    sums: Lines<i32>,
     /// `[prime]` and then as in [`Block::weights`], one stretch of inputs at a time.
-    weights: Vec<i32>,
-    slots: Vec<f64>,
-    work: Vec<f64>,
+    weights: Lines<i32>,
+    slots: Lines<f64>,
+    work: Lines<f64>,
     scratch: Scratch,
 }
 
@@ -383,10 +383,10 @@ impl Sums {
         let shifts = layout.shifts().len();
         let rows: Vec<Row> = part.iter().flat_map(|row| (0..shifts).map(move |shift| Row { shift, ..*row })).collect();
         self.panels = rows.len().div_ceil(ROWS);
-        self.sums.clear();
-        self.sums.resize(LEVELS * points * self.panels * lane_blocks * TILE, 0);
-        self.slots.resize(TERMS_TOGETHER * points * SIDE, 0.0);
-        self.work.resize(points * SIDE, 0.0);
+        self.sums.size(LEVELS * points * self.panels * lane_blocks * TILE);
+        self.sums.fill(0);
+        self.slots.size(TERMS_TOGETHER * points * SIDE);
+        self.work.size(points * SIDE);
         let in_memory = WEIGHT_MEMORY / (4 * LEVELS * points * self.panels * ROWS);
         let step = (in_memory / TERMS_TOGETHER * TERMS_TOGETHER).clamp(TERMS_TOGETHER, TERMS_AT_A_TIME);
         let inputs = segment.len();
@@ -394,7 +394,7 @@ impl Sums {
             let some = from..(from + step).min(inputs);
             let next_values = values.inputs * values.lanes;
             let block = Block { panels: self.panels, terms: some.len(), lane_blocks, points, next_values };
-            self.weights.resize(LEVELS * block.weights(), 0);
+            self.weights.size(LEVELS * block.weights());
             let strides = Strides { prime: block.weights(), point: TERMS_TOGETHER * ROWS };
             keys.work.time(Phase::Weights, || {
                 for (panel, rows) in rows.chunks(ROWS).enumerate() {

@@ -37,6 +37,50 @@ impl Isa {
     }
 }
 
+/// Numbers that begin at a line of the cache, so that no register is read or written across two lines.
+#[derive(Default)]
+pub(super) struct Lines<T> {
+    memory: Vec<T>,
+    skip: usize,
+    length: usize,
+}
+
+impl<T: Copy + Default> Lines<T> {
+    const LINE: usize = 64;
+
+    /// So many zeros.
+    pub fn zeros(length: usize) -> Self {
+        let spare = Self::LINE / size_of::<T>();
+        let memory = vec![T::default(); length + spare];
+        // In theory an offset may be unknown; then nothing is lost but time.
+        let skip = memory.as_ptr().align_offset(Self::LINE).min(spare);
+        Self { memory, skip, length }
+    }
+
+    /// Makes room for so many numbers; what they are is not said.
+    pub fn size(&mut self, length: usize) {
+        let room = self.memory.len().saturating_sub(self.skip);
+        if length <= room {
+            self.length = length;
+        } else {
+            *self = Self::zeros(length);
+        }
+    }
+}
+
+impl<T> std::ops::Deref for Lines<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.memory[self.skip..self.skip + self.length]
+    }
+}
+
+impl<T> std::ops::DerefMut for Lines<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.memory[self.skip..self.skip + self.length]
+    }
+}
+
 /// Adding and subtracting this rounds a double of less than 2^51 to the nearest integer.
 pub(super) const ROUNDER: f64 = 6_755_399_441_055_744.0;
 

@@ -15,6 +15,7 @@ pub mod triples;
 pub mod weights;
 mod work;
 
+pub use kernel::multiply_add_rate;
 pub use plan::{BatchedPlan, BatchedShape, Conditions};
 pub use weights::{ExpertWeights, Numbers};
 pub use work::{Phase, Work};

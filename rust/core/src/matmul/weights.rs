@@ -78,13 +78,12 @@ pub(super) struct Row {
     pub shift: usize,
 }
 
-/// Where a slot's weight comes from, relative to a row and an input ciphertext.
+/// A slot of a weight polynomial that is not always zero.
+#[derive(Clone, Copy)]
 struct Source {
     /// Index of the slot among `[place][row]`.
     slot: usize,
     coset: Coset,
-    /// For each matrix, how far from the weight of the row's and input's first expert and columns.
-    offset: Vec<usize>,
 }
 
 /// Fills slots of weight polynomials from the matrices.
@@ -94,6 +93,8 @@ pub(super) struct Gather {
     experts: usize,
     /// For each shift, the slots that hold a weight; the others are zero.
     sources: Vec<Vec<Source>>,
+    /// For each matrix and shift the same slots, and how far their weights are from that of the first expert and columns.
+    offsets: Vec<Vec<Vec<(usize, usize)>>>,
 }
 
 impl Gather {
@@ -102,23 +103,24 @@ impl Gather {
         let places = places(size);
         let of = |shift: Shift| {
             let all = (0..2).flat_map(|s| (0..size / 2).map(move |i| (s, i)));
-            let source = |(s, i): (usize, usize)| {
-                let coset = layout.weight(shift, s, i)?;
-                let offset = |m: &ExpertWeights| {
-                    (coset.expert * m.columns_out + coset.column_out) * m.columns_in + coset.column_in
-                };
-                Some(Source { slot: places[s][i] * SIDE, coset, offset: weights.iter().map(offset).collect() })
-            };
+            let source =
+                |(s, i): (usize, usize)| Some(Source { slot: places[s][i] * SIDE, coset: layout.weight(shift, s, i)? });
             let mut found: Vec<Source> = all.filter_map(source).collect();
             // Neighbours in memory one after another.
             found.sort_by_key(|f| (f.coset.expert, f.coset.column_out, f.coset.column_in));
             found
         };
+        let sources: Vec<Vec<Source>> = layout.shifts().into_iter().map(of).collect();
+        let of_matrix = |m: &ExpertWeights| -> Vec<Vec<(usize, usize)>> {
+            let offset = |c: &Coset| (c.expert * m.columns_out + c.column_out) * m.columns_in + c.column_in;
+            sources.iter().map(|all| all.iter().map(|s| (s.slot, offset(&s.coset))).collect()).collect()
+        };
         Self {
             columns_in: layout.columns_in(),
             columns_out: layout.columns_out(),
             experts: layout.experts_in_ciphertext(),
-            sources: layout.shifts().into_iter().map(of).collect(),
+            offsets: weights.iter().map(of_matrix).collect(),
+            sources,
         }
     }
 
@@ -131,19 +133,33 @@ impl Gather {
             let first = [row.group * self.experts, row.output * self.columns_out, input * self.columns_in];
             let end = [first[0] + self.experts, first[1] + self.columns_out, first[2] + self.columns_in];
             let start = (first[0] * matrix.columns_out + first[1]) * matrix.columns_in + first[2];
-            let whole = end[0] <= matrix.experts && end[1] <= matrix.columns_out && end[2] <= matrix.columns_in;
-            let sources = self.sources[row.shift].iter().filter(|source| {
-                whole || {
-                    first[0] + source.coset.expert < matrix.experts
-                        && first[1] + source.coset.column_out < matrix.columns_out
-                        && first[2] + source.coset.column_in < matrix.columns_in
+            let offsets = &self.offsets[row.matrix][row.shift];
+            let slots = &mut slots[side..];
+            if end[0] <= matrix.experts && end[1] <= matrix.columns_out && end[2] <= matrix.columns_in {
+                match matrix.numbers {
+                    Numbers::I16(n) => fill(offsets, &n[start..], slots),
+                    Numbers::I32(n) => fill(offsets, &n[start..], slots),
                 }
-            });
-            let wanted = sources.map(|source| (source.slot + side, start + source.offset[row.matrix]));
-            match matrix.numbers {
-                Numbers::I16(n) => wanted.for_each(|(slot, at)| slots[slot] = f64::from(n[at])),
-                Numbers::I32(n) => wanted.for_each(|(slot, at)| slots[slot] = f64::from(n[at])),
+                continue;
+            }
+            for (source, &(slot, offset)) in self.sources[row.shift].iter().zip(offsets) {
+                if first[0] + source.coset.expert < matrix.experts
+                    && first[1] + source.coset.column_out < matrix.columns_out
+                    && first[2] + source.coset.column_in < matrix.columns_in
+                {
+                    slots[slot] = match matrix.numbers {
+                        Numbers::I16(n) => f64::from(n[start + offset]),
+                        Numbers::I32(n) => f64::from(n[start + offset]),
+                    };
+                }
             }
         }
+    }
+}
+
+#[inline]
+fn fill<T: Copy + Into<f64>>(offsets: &[(usize, usize)], numbers: &[T], slots: &mut [f64]) {
+    for &(slot, offset) in offsets {
+        slots[slot] = numbers[offset].into();
     }
 }

@@ -3,10 +3,10 @@
 //! one first. With dropped bits this is said of what is left of the values, and the rounding may leave equal scores one
 //! apart: such ties, like scores less than 2^(drop_bits + 1) apart, come in either order.
 
+use super::compare::check_bits;
 use super::onehot::{BitTable, lookup_bits, one_hot};
 use super::select::{bits_to_field, bits_to_ring};
 use super::sort::{self, Link, MAX_ALL_PAIRS, MAX_NETWORK, Plan};
-use super::compare::check_bits;
 use super::wrap::{MAX_KAPPA, to_ring};
 use super::{Bits, is_negative, less_than, ring_is_negative, select, step_on};
 use crate::error::{Error, Result};
@@ -43,7 +43,9 @@ impl Rows {
         let count = self.count(values)?;
         if self.length > MAX_NETWORK {
             let length = self.length;
-            return Err(Error::Unsupported(format!("the order of {length} values in a row; {MAX_NETWORK} is the most")));
+            return Err(Error::Unsupported(format!(
+                "the order of {length} values in a row; {MAX_NETWORK} is the most"
+            )));
         }
         Ok(count)
     }

@@ -74,7 +74,10 @@ fn share_one(party: &mut Party, owner: Role, n: usize) -> Result<()> {
 
 /// Runs a step as both parties over withholding pipes. Neither party is dropped before both have ended: nothing but a
 /// flush can end the wait.
-fn run_withheld(client: impl FnOnce(&mut Party) -> Result<()> + Send, server: impl FnOnce(&mut Party) -> Result<()> + Send) -> [Result<()>; 2] {
+fn run_withheld(
+    client: impl FnOnce(&mut Party) -> Result<()> + Send,
+    server: impl FnOnce(&mut Party) -> Result<()> + Send,
+) -> [Result<()>; 2] {
     let (mut c, mut s) = parties();
     let (a, b) = memory::withholding_pipes(Duration::from_millis(1500));
     (c.channel, s.channel) = (Channel::new(Box::new(a)), Channel::new(Box::new(b)));

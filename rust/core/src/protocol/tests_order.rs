@@ -132,12 +132,14 @@ fn equal_scores_with_dropped_bits_still_give_exactly_k() {
     }
 }
 
+type Ordering = fn(&mut Party, &[u64], Rows, &Link) -> Result<()>;
+
 #[test]
 fn rows_that_no_plan_orders_are_refused_before_a_byte() {
     let (mut p, _peer) = parties();
     let row = |length, kappa, drop_bits| Rows { length, kappa, drop_bits };
     let slow_rounds = Link { bytes_per_second: 1e15, round_seconds: 1e9 };
-    let all: [fn(&mut Party, &[u64], Rows, &Link) -> Result<()>; 4] = [
+    let all: [Ordering; 4] = [
         |p, x, rows, link| top_k_mask(p, x, rows, 1, link).map(drop),
         |p, x, rows, link| dispatch_bits(p, x, rows, 1, link).map(drop),
         |p, x, rows, link| dispatch_ranks(p, x, rows, 1, link).map(drop),

@@ -8,7 +8,7 @@ use super::{check_weights, client, server};
 use crate::error::{Error, Result};
 use crate::field::{self, P};
 use crate::matmul::kernel::{self, Block, LANES, ROWS, TILE};
-use crate::matmul::kernel_vector::Isa;
+use crate::matmul::kernel_vector::{Isa, Lines};
 use crate::matmul::plan::BatchedPlan;
 use crate::matmul::weights::ExpertWeights;
 use crate::matmul::{Encryption, ServerKeys};
@@ -135,8 +135,8 @@ fn add_run(
     let (_, columns_out, _) = matrix.shape();
     let terms = cut.len() / lanes;
     let mut block = Block { panels: PANELS, terms, lane_blocks: lanes / LANES, points: 1, next_values: 0 };
-    let mut weights = vec![0f64; PANELS * terms * ROWS];
-    let mut sums = vec![0f64; block.sums()];
+    let mut weights = Lines::zeros(PANELS * terms * ROWS);
+    let mut sums = Lines::zeros(block.sums());
     let mut row = vec![0f64; terms];
     for first in (0..columns_out).step_by(PANELS * ROWS) {
         let here = (columns_out - first).min(PANELS * ROWS);
@@ -188,9 +188,9 @@ impl Limbs {
     }
 
     /// The limbs of `terms` columns from `from` on: the number of lanes, and `[lane block][column][lane]`.
-    fn cut(&self, values: &[u64], tokens: usize, columns: usize, from: usize, terms: usize) -> (usize, Vec<f64>) {
+    fn cut(&self, values: &[u64], tokens: usize, columns: usize, from: usize, terms: usize) -> (usize, Lines<f64>) {
         let lanes = (self.count * tokens).next_multiple_of(LANES);
-        let mut out = vec![0f64; lanes * terms];
+        let mut out = Lines::zeros(lanes * terms);
         for token in 0..tokens {
             for (k, &x) in values[token * columns + from..][..terms].iter().enumerate() {
                 let centred = x as i64 - (P as i64 & -i64::from(x > P / 2));
