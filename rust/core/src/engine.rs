@@ -66,7 +66,8 @@ impl Settings {
             limits: Limits::default(),
             shaped: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
-            conditions: Conditions::LAN,
+            // A gigabit a second: slower than the LAN of the figures, so that plans save bytes where that costs little.
+            conditions: Conditions { bytes_per_second: 125e6, cores: 2.0 },
             round_seconds: protocol::Link::LAN.round_seconds,
         }
     }
@@ -260,14 +261,19 @@ impl Engine {
     }
 
     /// n experts with weights of their own, one or more matrices on the same input: shares of
-    /// `[expert][token][column]` in, the same for each matrix out, exact.
+    /// `[expert][token][column]` in, the same for each matrix out, exact. `most_bytes` bounds what travels, at the price of
+    /// work at the server; both parties say the same.
     pub fn batched_product(
         &mut self,
         x: &[u64],
         shape: BatchedShape,
+        most_bytes: Option<usize>,
         weights: Option<&[ExpertWeights]>,
     ) -> Result<Vec<Vec<u64>>> {
-        let plan = BatchedPlan::new(shape, self.conditions)?;
+        let plan = match most_bytes {
+            Some(bytes) => BatchedPlan::within(shape, self.conditions, bytes)?,
+            None => BatchedPlan::new(shape, self.conditions)?,
+        };
         if weights.is_some() == self.party.role.is_client() {
             return Err(whose_weights());
         }

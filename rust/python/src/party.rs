@@ -292,7 +292,7 @@ impl Party {
     }
 
     /// `[expert][token][column]` times each of the server's matrices `[expert][output][column]` of 16-bit numbers.
-    #[pyo3(signature = (x, experts, tokens, columns, outputs, weights))]
+    #[pyo3(signature = (x, experts, tokens, columns, outputs, weights, most_bytes))]
     fn batched_product<'py>(
         &self,
         py: Python<'py>,
@@ -302,6 +302,7 @@ impl Party {
         columns: usize,
         outputs: Vec<usize>,
         weights: Option<Vec<PyBuffer<i16>>>,
+        most_bytes: Option<usize>,
     ) -> PyResult<Vec<Bound<'py, PyByteArray>>> {
         let x = field(py, &x)?;
         let weights: Option<Vec<Vec<i16>>> =
@@ -321,7 +322,7 @@ impl Party {
                     return Err(Error::BadArgument(why));
                 }
             };
-            engine.batched_product(&x, shape, matrices.as_deref())
+            engine.batched_product(&x, shape, most_bytes, matrices.as_deref())
         })?;
         out.iter().map(|share| words(py, share)).collect()
     }

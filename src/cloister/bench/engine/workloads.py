@@ -46,7 +46,9 @@ def single_product(party: Party, quick: bool) -> Outcome:
     return outcome
 
 
-def _layer(party: Party, quick: bool, outputs: tuple[int, ...], columns: int, repeats: int) -> Outcome:
+def _layer(
+    party: Party, quick: bool, outputs: tuple[int, ...], columns: int, repeats: int, most_bytes: int | None = None
+) -> Outcome:
     experts, slots = (16, SLOTS) if quick else (EXPERTS, SLOTS)
     if quick:
         columns, outputs = columns // 8, tuple(o // 8 for o in outputs)
@@ -59,7 +61,10 @@ def _layer(party: Party, quick: bool, outputs: tuple[int, ...], columns: int, re
         ]
     shares = _shared(party, x / (1 << party.fraction))
     outcome, out = timed(
-        party, lambda: party.batched_matmul(shares, weights, outputs=outputs), repeats=repeats, warm_up=int(quick)
+        party,
+        lambda: party.batched_matmul(shares, weights, outputs=outputs, most_bytes=most_bytes),
+        repeats=repeats,
+        warm_up=int(quick),
     )
     for i, (share, width) in enumerate(zip(out, outputs, strict=True)):
         opened = party.reveal_integers(share[:2], to="both")
@@ -82,7 +87,7 @@ def gate_and_up(party: Party, quick: bool) -> Outcome:
 
 def down(party: Party, quick: bool) -> Outcome:
     """The third product of a layer."""
-    return _layer(party, quick, (HIDDEN,), INNER, 1)
+    return _layer(party, quick, (HIDDEN,), INNER, 1, most_bytes=120_000_000)  # what gate and up leave of 350 MB
 
 
 def less_than(party: Party, quick: bool) -> Outcome:

@@ -225,10 +225,16 @@ class Party:
         return Shares(_words(out).reshape(rows, outputs), x.fraction + self.fraction)
 
     def batched_matmul(
-        self, x: Shares, weights: Sequence[NDArray[np.int16]] | None, *, outputs: Sequence[int]
+        self,
+        x: Shares,
+        weights: Sequence[NDArray[np.int16]] | None,
+        *,
+        outputs: Sequence[int],
+        most_bytes: int | None = None,
     ) -> list[Shares]:
         """`x` (experts, tokens, columns) times each of the server's 16-bit weight arrays (experts, outputs, columns).
-        Exact. Several arrays share one request."""
+        Exact. Several arrays share one request. `most_bytes` bounds what travels, at the price of work at the server;
+        both parties say the same."""
         if len(x.shape) != 3:
             raise InvalidParameter(f"Shares of shape {x.shape} where (experts, tokens, columns) was expected.")
         experts, tokens, columns = x.shape
@@ -241,7 +247,7 @@ class Party:
                 if array.shape != (experts, out, columns):
                     raise InvalidParameter(f"Weights {array.shape} where ({experts}, {out}, {columns}) was expected.")
         with native.translated():
-            results = self._native.batched_product(x.data, experts, tokens, columns, list(outputs), given)
+            results = self._native.batched_product(x.data, experts, tokens, columns, list(outputs), given, most_bytes)
         return [
             Shares(_words(share).reshape(experts, tokens, out), x.fraction + self.fraction)
             for share, out in zip(results, outputs, strict=True)
