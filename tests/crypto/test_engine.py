@@ -210,6 +210,13 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         Listener().accept(Settings(insecure_loopback=True), seconds=float("nan"))
 
 
+def test_a_server_that_is_not_there_is_unreachable() -> None:
+    from cloister.errors import PeerUnreachable
+
+    with pytest.raises(PeerUnreachable, match="refused"):
+        Party.connect("127.0.0.1", 1, Settings(insecure_loopback=True))
+
+
 def test_a_listener_that_nobody_calls_gives_up() -> None:
     from cloister.errors import PeerTimeout
 

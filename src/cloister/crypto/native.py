@@ -57,14 +57,15 @@ def load() -> Any:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Raise the core's errors as Cloister's."""
+def translated(*, connecting: bool = False) -> Iterator[None]:
+    """Raise the core's errors as Cloister's. A link that fails while `connecting` never was one."""
     module = load()
     try:
         yield
     except module.EngineError as error:
         code, message = error.args
-        kind = _ERRORS.get(code, errors.PeerError)
+        unreachable = connecting and code == "engine.link"
+        kind = errors.PeerUnreachable if unreachable else _ERRORS.get(code, errors.PeerError)
         raise kind(message[:1].upper() + message[1:] + ".", advice=_ADVICE.get(code, "")) from None
     except (OverflowError, BufferError) as error:
         # A number or an array that the core's types cannot hold; the message names types, never values.

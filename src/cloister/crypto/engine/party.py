@@ -105,7 +105,7 @@ class Party:
     @classmethod
     def connect(cls, host: str, port: int, settings: Settings) -> Self:
         """A session with the server at `host:port`, as its client."""
-        with native.translated():
+        with native.translated(connecting=True):
             return cls(native.load().Party.connect(host, port, settings.as_native()), "client", settings)
 
     def __repr__(self) -> str:
