@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes handed from the party to the writer, and from the reader to the party, at a time.
 const PIECE: usize = 128 << 10;
+/// The least that a queued piece has room for.
+const SMALL: usize = 1 << 10;
 /// A drained piece is kept for the next use, up to this many.
 const SPARES: usize = 4;
 /// How long a pipe that is dropped waits for its last bytes to leave.
@@ -228,9 +230,9 @@ impl Pipe for SocketPipe {
             self.refill(deadline)?;
             let n = (length - body.len()).min(self.front.len() - self.taken);
             if body.capacity() - body.len() < n {
-                // With what still waits in the inbox: at most twice what has arrived, whatever length was announced.
-                let waiting = self.front.len() - self.taken + self.shared.lock().unread;
-                body.reserve_exact(length.min(2 * body.len() + waiting) - body.len());
+                // Twice what has been taken, whatever length was announced: with the inbox, whose pieces are at least
+                // three quarters full, that is at most twice what has arrived.
+                body.reserve_exact(length.min(2 * (body.len() + n)) - body.len());
             }
             body.extend_from_slice(&self.front[self.taken..self.taken + n]);
             self.taken += n;
@@ -287,13 +289,29 @@ fn room(shared: &Shared) -> Option<Vec<u8>> {
     if state.closing { None } else { Some(state.spares.pop().unwrap_or_default()) }
 }
 
-fn deliver(shared: &Shared, piece: Vec<u8>) {
+/// Puts a piece into the inbox. A peer that sends a few bytes at a time must not make us hold a large buffer, or an
+/// allocation, for each: what fits goes to the end of the last piece, and a buffer that is mostly empty is not queued.
+fn deliver(shared: &Shared, mut piece: Vec<u8>) {
     if piece.is_empty() {
         return;
     }
     let mut state = shared.lock();
     state.unread += piece.len();
-    state.inbox.push_back(piece);
+    let fits = |last: &&mut Vec<u8>| last.capacity() - last.len() >= piece.len();
+    if let Some(last) = state.inbox.back_mut().filter(fits) {
+        last.extend_from_slice(&piece);
+    } else if 4 * piece.len() >= 3 * piece.capacity() {
+        state.inbox.push_back(std::mem::take(&mut piece));
+    } else {
+        // Room for a few small arrivals, so that they do not become an allocation each.
+        let mut small = Vec::with_capacity(piece.len().max(SMALL));
+        small.extend_from_slice(&piece);
+        state.inbox.push_back(small);
+    }
+    if piece.capacity() > 0 && state.spares.len() < SPARES {
+        piece.clear();
+        state.spares.push(piece);
+    }
     drop(state);
     shared.party.notify_one();
 }
