@@ -1,8 +1,8 @@
 //! Times every kind of oblivious transfer: both parties in one process, each on one thread, over a memory pipe.
 //!
-//! Run with `cargo run --release --example ot_timing [transfers]`. For each kind the table has the transfers per second of
-//! the pair (wall clock), each party's own time without waiting for the other, and the bytes a transfer in both
-//! directions together.
+//! Run with `cargo run --release --example ot_timing [transfers] [kind]`, the kind by the beginning of its name. For each
+//! kind the table has the transfers per second of the pair (wall clock), each party's own time without waiting for the
+//! other, and the bytes a transfer in both directions together.
 
 use cloister_core::net::{Channel, memory};
 use cloister_core::ot::{BaseKind, ExtendedOt, GroupBits, NOISE_TABLE, OtConfig, OtKind, OtSupply, distance_needed};
@@ -52,7 +52,9 @@ fn main() -> Result<()> {
     println!("{n} transfers; ns are processor time of each party's one thread");
     println!("kind              setup s   setup kB   M/s pair   sender ns   receiver ns   bytes each");
     let kinds = [1, 2, 4, 8].map(|k| (format!("softspoken {k}"), GroupBits::new(k).map(OtKind::SoftSpoken)));
-    for (name, kind) in kinds.into_iter().chain([("silent".to_owned(), Ok(OtKind::Silent))]) {
+    let wanted = std::env::args().nth(2).unwrap_or_default();
+    let kinds = kinds.into_iter().chain([("silent".to_owned(), Ok(OtKind::Silent))]);
+    for (name, kind) in kinds.filter(|(name, _)| name.starts_with(&wanted)) {
         for sixteen in [false, true] {
             let config = OtConfig { base: BaseKind::Ristretto, kind: kind.as_ref().map_or(OtKind::Silent, |&k| k) };
             let (a, b) = memory::channels();

@@ -1,5 +1,5 @@
 //! AES-128 as the workhorse of oblivious transfer: a keyed stream, the doubling step of seed trees, and the tweakable
-//! correlation-robust hash that turns correlations into pads.
+//! correlation-robust hashes that turn correlations into pads.
 //!
 //! Two implementations compute the same: AES-NI, eight blocks in flight, and the constant-time software AES of
 //! the crate `aes` where the processor has none. Neither branches on, nor indexes by, its input.
@@ -75,16 +75,21 @@ fn soft_encrypt(cipher: &Aes128, x: Block) -> Block {
     u128::from_le_bytes(block.into())
 }
 
-/// The doubling step of a seed tree: two fixed-key one-way functions x -> AES(x) ^ x, one for each child.
-pub(super) struct Doubler {
-    left: Aes,
-    right: Aes,
+/// The doubling step of a seed tree, one AES call for two children: left = H(x), right = H(x) ^ x with the circular
+/// correlation-robust hash H(x) = P(s(x)) ^ s(x), s(high, low) = (high ^ low, high) and P = AES under a public key (the
+/// half-tree of eprint 2022/1431; for H, eprint 2019/074, section 7.3).
+pub(super) struct Doubler(Aes);
+
+/// The linear s of [`Doubler`]: itself and its sum with the identity are permutations.
+fn orthomorphism(x: Block) -> Block {
+    let (high, low) = (x >> 64, x & u128::from(u64::MAX));
+    (high ^ low) << 64 | high
 }
 
 impl Doubler {
     /// The step for the forest number `index` of a domain.
     pub(super) fn new(domain: &Domain, index: u64) -> Self {
-        Self { left: Aes::public(domain, index, 1), right: Aes::public(domain, index, 2) }
+        Self(Aes::public(domain, index, 1))
     }
 
     /// The two children of one node.
@@ -98,25 +103,24 @@ impl Doubler {
     /// of all left and of all right children.
     pub(super) fn double(&self, level: &mut [Block]) -> [Block; 2] {
         let parents = level.len() / 2;
-        match (&self.left.0, &self.right.0) {
+        match &self.0.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this variant is built only where the processor has AES-NI.
-            (Keys::Ni(left), Keys::Ni(right)) => unsafe { ni::double(left, right, level, parents) },
-            (Keys::Portable(left), Keys::Portable(right)) => {
+            Keys::Ni(keys) => unsafe { ni::double(keys, level, parents) },
+            Keys::Portable(cipher) => {
                 let mut sums = [0; 2];
                 // From the back, so that no parent is overwritten before it is read.
                 for i in (0..parents).rev() {
                     let parent = level[i];
-                    for (side, hash) in [left, right].into_iter().enumerate() {
-                        let child = soft_encrypt(hash, parent) ^ parent;
+                    let mixed = orthomorphism(parent);
+                    let left = soft_encrypt(cipher, mixed) ^ mixed;
+                    for (side, child) in [left, left ^ parent].into_iter().enumerate() {
                         level[2 * i + side] = child;
                         sums[side] ^= child;
                     }
                 }
                 sums
             }
-            #[cfg(target_arch = "x86_64")]
-            _ => unreachable!("both keys are expanded by the same constructor"),
         }
     }
 }
@@ -218,152 +222,70 @@ impl TweakedHash {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod ni {
-    use super::{Block, LANES};
-    use std::arch::x86_64::*;
+/// The correlation-robust hash H(x) = P(x) ^ x with P = AES under a public key that belongs to one batch of one
+/// (session, direction, purpose); eprint 2019/074, section 7.2. It has no tweak: it is for inputs that are random but for
+/// the correlation, as a batch's outputs are, where no two are the same.
+pub(super) struct CorrelationHash {
+    cipher: Aes,
+    #[cfg(test)]
+    pub(super) insecure_identity: bool,
+}
 
-    type Schedule = [__m128i; 11];
-
-    fn vectors<const N: usize>(blocks: [u128; N]) -> [__m128i; N] {
-        // SAFETY: both are N times 16 bytes without padding, and every bit pattern is valid in both.
-        unsafe { std::mem::transmute_copy(&blocks) }
-    }
-
-    fn numbers<const N: usize>(vectors: [__m128i; N]) -> [u128; N] {
-        // SAFETY: both are N times 16 bytes without padding, and every bit pattern is valid in both.
-        unsafe { std::mem::transmute_copy(&vectors) }
-    }
-
-    /// Eleven round keys (FIPS 197, section 5.2).
-    #[target_feature(enable = "aes")]
-    pub(super) fn schedule(key: Block) -> [u128; 11] {
-        let [mut last] = vectors([key]);
-        let mut keys = [last; 11];
-        macro_rules! round {
-            ($i:literal, $constant:literal) => {{
-                let word = _mm_shuffle_epi32::<0xff>(_mm_aeskeygenassist_si128::<$constant>(last));
-                last = _mm_xor_si128(last, _mm_slli_si128::<4>(last));
-                last = _mm_xor_si128(last, _mm_slli_si128::<8>(last));
-                last = _mm_xor_si128(last, word);
-                keys[$i] = last;
-            }};
+impl CorrelationHash {
+    /// The hash of the batch number `index` of a domain.
+    pub(super) fn new(domain: &Domain, index: u64) -> Self {
+        Self {
+            cipher: Aes::public(domain, index, 7),
+            #[cfg(test)]
+            insecure_identity: false,
         }
-        round!(1, 0x01);
-        round!(2, 0x02);
-        round!(3, 0x04);
-        round!(4, 0x08);
-        round!(5, 0x10);
-        round!(6, 0x20);
-        round!(7, 0x40);
-        round!(8, 0x80);
-        round!(9, 0x1b);
-        round!(10, 0x36);
-        numbers(keys)
     }
 
-    /// Encrypts N blocks in place, one round of all before the next, so that the pipeline stays full.
-    macro_rules! encrypt {
-        ($keys:expr, $state:expr) => {{
-            for x in $state.iter_mut() {
-                *x = _mm_xor_si128(*x, $keys[0]);
-            }
-            for key in &$keys[1..10] {
-                for x in $state.iter_mut() {
-                    *x = _mm_aesenc_si128(*x, *key);
+    /// Hashes in place.
+    pub(super) fn hash(&self, blocks: &mut [Block]) {
+        #[cfg(test)]
+        if self.insecure_identity {
+            return;
+        }
+        match &self.cipher.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: this variant is built only where the processor has AES-NI.
+            Keys::Ni(keys) => unsafe { ni::hash(keys, blocks) },
+            Keys::Portable(cipher) => blocks.iter_mut().for_each(|x| *x ^= soft_encrypt(cipher, *x)),
+        }
+    }
+
+    /// For each value, the lowest bytes of the hashes of it plus each of the offsets.
+    pub(super) fn sixteen(&self, values: &[Block], offsets: &[Block; 16], out: &mut [[u8; 16]]) {
+        debug_assert_eq!(values.len(), out.len());
+        match &self.cipher.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: this variant is built only where the processor has AES-NI.
+            Keys::Ni(keys) if !self.is_identity() => unsafe { ni::sixteen(keys, values, offsets, out) },
+            _ => {
+                for (out, value) in out.iter_mut().zip(values) {
+                    let mut all = offsets.map(|offset| value ^ offset);
+                    self.hash(&mut all);
+                    *out = all.map(|pad| pad as u8);
+                    all.zeroize();
                 }
             }
-            for x in $state.iter_mut() {
-                *x = _mm_aesenclast_si128(*x, $keys[10]);
-            }
-        }};
-    }
-
-    #[target_feature(enable = "aes")]
-    pub(super) fn stream(keys: &[u128; 11], start: u64, out: &mut [Block]) {
-        let keys: Schedule = vectors(*keys);
-        for (step, chunk) in out.chunks_mut(LANES).enumerate() {
-            let first = start + (step * LANES) as u64;
-            let mut state: [__m128i; LANES] = std::array::from_fn(|i| _mm_set_epi64x(0, (first + i as u64) as i64));
-            encrypt!(keys, state);
-            let blocks = numbers(state);
-            chunk.copy_from_slice(&blocks[..chunk.len()]);
         }
     }
 
-    #[target_feature(enable = "aes")]
-    pub(super) fn double(left: &[u128; 11], right: &[u128; 11], level: &mut [Block], parents: usize) -> [Block; 2] {
-        const HALF: usize = LANES / 2;
-        let (left, right): (Schedule, Schedule) = (vectors(*left), vectors(*right));
-        let mut sums = [0u128; 2];
-        // From the back, so that no parent is overwritten before it is read.
-        let mut end = parents;
-        while end > 0 {
-            let count = (end - 1) % HALF + 1;
-            let begin = end - count;
-            let mut nodes = [0u128; HALF];
-            nodes[..count].copy_from_slice(&level[begin..end]);
-            let parent = vectors(nodes);
-            let mut a = parent;
-            let mut b = parent;
-            for i in 0..HALF {
-                a[i] = _mm_xor_si128(a[i], left[0]);
-                b[i] = _mm_xor_si128(b[i], right[0]);
-            }
-            for round in 1..10 {
-                for i in 0..HALF {
-                    a[i] = _mm_aesenc_si128(a[i], left[round]);
-                    b[i] = _mm_aesenc_si128(b[i], right[round]);
-                }
-            }
-            for i in 0..HALF {
-                a[i] = _mm_xor_si128(_mm_aesenclast_si128(a[i], left[10]), parent[i]);
-                b[i] = _mm_xor_si128(_mm_aesenclast_si128(b[i], right[10]), parent[i]);
-            }
-            let (a, b) = (numbers(a), numbers(b));
-            for (i, pair) in level[2 * begin..2 * end].chunks_exact_mut(2).enumerate() {
-                pair[0] = a[i];
-                pair[1] = b[i];
-                sums[0] ^= a[i];
-                sums[1] ^= b[i];
-            }
-            end = begin;
-        }
-        sums
+    #[cfg(test)]
+    fn is_identity(&self) -> bool {
+        self.insecure_identity
     }
 
-    #[target_feature(enable = "aes")]
-    pub(super) fn tweaked_hash<const PER: usize>(keys: &[u128; 11], high: u128, first: u64, blocks: &mut [Block]) {
-        let keys: Schedule = vectors(*keys);
-        let high = (high >> 64) as i64;
-        let mut chunks = blocks.chunks_exact_mut(LANES);
-        let step = |chunk: &mut [Block; LANES], at: usize| {
-            let mut once = vectors(*chunk);
-            encrypt!(keys, once);
-            let mut twice = once;
-            for (i, x) in twice.iter_mut().enumerate() {
-                *x = _mm_xor_si128(*x, _mm_set_epi64x(high, (first + ((at + i) / PER) as u64) as i64));
-            }
-            encrypt!(keys, twice);
-            for (x, y) in twice.iter_mut().zip(&once) {
-                *x = _mm_xor_si128(*x, *y);
-            }
-            *chunk = numbers(twice);
-        };
-        let mut at = 0;
-        for chunk in &mut chunks {
-            step(chunk.try_into().expect("a chunk of exactly this length"), at);
-            at += LANES;
-        }
-        let rest = chunks.into_remainder();
-        if !rest.is_empty() {
-            let mut padded = [0; LANES];
-            padded[..rest.len()].copy_from_slice(rest);
-            step(&mut padded, at);
-            rest.copy_from_slice(&padded[..rest.len()]);
-        }
+    #[cfg(not(test))]
+    fn is_identity(&self) -> bool {
+        false
     }
 }
+
+#[cfg(target_arch = "x86_64")]
+mod ni;
 
 #[cfg(test)]
 mod tests {
@@ -413,10 +335,44 @@ mod tests {
             assert_eq!(fast.next(), length as u64);
 
             let step = Doubler::new(&domain, 5);
-            let twin = Doubler { left: Aes::portable(domain.derive(5, 1)), right: Aes::portable(domain.derive(5, 2)) };
-            let (mut a, mut b) = (a, b);
+            let twin = Doubler(Aes::portable(domain.derive(5, 1)));
             assert_eq!(step.double(&mut a), twin.double(&mut b));
             assert_eq!(a, b);
+
+            let fast = CorrelationHash::new(&domain, 5);
+            let slow = CorrelationHash { cipher: Aes::portable(domain.derive(5, 7)), insecure_identity: false };
+            let offsets = std::array::from_fn(|c| (c as u128 + 1) << (7 * c));
+            let (mut bytes, mut twins) = (vec![[0; 16]; a.len()], vec![[0; 16]; a.len()]);
+            fast.sixteen(&a, &offsets, &mut bytes);
+            slow.sixteen(&b, &offsets, &mut twins);
+            assert_eq!(bytes, twins);
+            fast.hash(&mut a);
+            slow.hash(&mut b);
+            assert_eq!(a, b);
+        }
+    }
+
+    #[test]
+    fn children_are_what_the_half_tree_says() {
+        let domain = Domain::new(&[3; 32], "client", "test");
+        let cipher = Aes128::new(&domain.derive(5, 1).to_le_bytes().into());
+        let step = Doubler::new(&domain, 5);
+        for node in [0, 1, 1 << 64, u128::MAX, 0x0123456789abcdef_f00dcafedeadbeef] {
+            let mixed = orthomorphism(node);
+            let [left, right] = step.children(node);
+            assert_eq!((left, left ^ right), (soft_encrypt(&cipher, mixed) ^ mixed, node));
+        }
+        // Both s and s + identity are one-to-one: the images of the unit vectors are independent.
+        let units = || (0..128).map(|i| 1u128 << i);
+        for map in [|x| orthomorphism(x), |x| orthomorphism(x) ^ x] {
+            let mut basis: Vec<Block> = Vec::new();
+            for mut image in units().map(map) {
+                for &b in &basis {
+                    image = image.min(image ^ b);
+                }
+                assert_ne!(image, 0, "an image depends on the others");
+                basis.push(image);
+            }
         }
     }
 
@@ -433,6 +389,11 @@ mod tests {
                     let mut once_more = [42; 1000];
                     hash.hash::<1>(&mut once_more);
                     assert!(once_more.iter().all(|&x| seen.insert(x)), "a tweak was used twice");
+                    for batch in 0..100 {
+                        let mut same = [42];
+                        CorrelationHash::new(&Domain::new(&session, sender, purpose), batch).hash(&mut same);
+                        assert!(seen.insert(same[0]), "a batch's hash was used twice");
+                    }
                 }
             }
         }

@@ -61,7 +61,7 @@ fn random_scalar(rng: &mut SecretRng) -> Zeroizing<Scalar> {
 }
 
 /// A point as the peer must send it: 32 bytes, canonical, not the identity.
-fn decode(channel: &mut Channel, bytes: &[u8]) -> Result<RistrettoPoint> {
+pub(super) fn decode(channel: &mut Channel, bytes: &[u8]) -> Result<RistrettoPoint> {
     CompressedRistretto::from_slice(bytes)
         .ok()
         .and_then(|c| c.decompress())

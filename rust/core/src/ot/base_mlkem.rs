@@ -23,9 +23,9 @@ const SEED: usize = 32;
 const REQUEST: usize = 2 * VECTOR + SEED;
 const CIPHERTEXT: usize = 1088;
 
-type Vector = [u16; NUMBERS];
+pub(super) type Vector = [u16; NUMBERS];
 
-fn pack(vector: &Vector) -> [u8; VECTOR] {
+pub(super) fn pack(vector: &Vector) -> [u8; VECTOR] {
     let mut out = [0; VECTOR];
     for (three, two) in out.chunks_exact_mut(3).zip(vector.chunks_exact(2)) {
         let both = two[0] as u32 | (two[1] as u32) << 12;
@@ -35,7 +35,7 @@ fn pack(vector: &Vector) -> [u8; VECTOR] {
 }
 
 /// `None` if a number is not below the modulus.
-fn unpack(bytes: &[u8]) -> Option<Vector> {
+pub(super) fn unpack(bytes: &[u8]) -> Option<Vector> {
     let mut out = [0; NUMBERS];
     for (three, two) in bytes.chunks_exact(3).zip(out.chunks_exact_mut(2)) {
         let both = u32::from_le_bytes([three[0], three[1], three[2], 0]);

@@ -6,7 +6,7 @@
 //! Everything is linear over GF(2) and public; only the values are secret, and no step looks at them.
 //!
 //! The matrices come from a public seed that is fresh for every batch. Cost per output: 2 x 25 masked additions, seven
-//! scattered reads, four AES blocks of public randomness.
+//! scattered reads, one and a half AES blocks of public randomness.
 
 use super::Block;
 use super::aes::{Aes, Domain};
@@ -30,7 +30,8 @@ pub(super) struct Code {
 impl Code {
     /// The code number `index` of a domain, for 2^log_outputs outputs.
     pub(super) fn new(domain: &Domain, index: u64, log_outputs: usize) -> Self {
-        debug_assert!((10..=26).contains(&log_outputs));
+        // One block has room for the seven positions of an output.
+        assert!((10..=18).contains(&log_outputs));
         Self {
             outputs: 1 << log_outputs,
             convolutions: [Aes::public(domain, index, 4), Aes::public(domain, index, 5)],
@@ -49,15 +50,20 @@ impl Code {
         }
     }
 
-    /// The positions in the second half that the outputs of one chunk read.
+    /// The positions in the second half that the outputs of one chunk read: one in each quarter, three anywhere.
     fn positions(&self, chunk: usize, places: &mut [[u32; WEIGHT]; CHUNK]) {
-        let (all, quarter) = (self.outputs as u32 - 1, self.outputs as u32 / 4);
-        let mut blocks = [0; 2 * CHUNK];
-        self.expander.stream((chunk * 2 * CHUNK) as u64, &mut blocks);
-        for (place, two) in places.iter_mut().zip(blocks.chunks_exact(2)) {
+        let log = self.outputs.ilog2();
+        let (all, quarter) = (self.outputs as u64 - 1, self.outputs as u64 / 4);
+        let mut blocks = [0; CHUNK];
+        self.expander.stream((chunk * CHUNK) as u64, &mut blocks);
+        for (place, block) in places.iter_mut().zip(blocks) {
+            let (low, high) = (block as u64, (block >> 64) as u64);
             for (i, p) in place.iter_mut().enumerate() {
-                let word = (two[i / 4] >> (32 * (i % 4))) as u32;
-                *p = if i < 4 { (word & (quarter - 1)) + i as u32 * quarter } else { word & all };
+                *p = if i < 4 {
+                    (low >> (i as u32 * (log - 2)) & (quarter - 1)) + i as u64 * quarter
+                } else {
+                    high >> ((i as u32 - 4) * log) & all
+                } as u32;
             }
         }
     }
@@ -156,6 +162,17 @@ const fn spread_table() -> [u32; 256] {
 
 fn convolve_chunk(x: &mut [Block], words: &[u32; CHUNK]) {
     #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has AVX-512F, checked in the line above.
+        unsafe { avx512::convolve_chunk(x, words) };
+        return;
+    }
+    convolve_chunk_avx2(x, words);
+}
+
+/// Without AVX-512.
+fn convolve_chunk_avx2(x: &mut [Block], words: &[u32; CHUNK]) {
+    #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2, checked in the line above.
         unsafe { avx2::convolve_chunk(x, words) };
@@ -171,6 +188,64 @@ fn convolve_chunk_portable(x: &mut [Block], words: &[u32; CHUNK]) {
             x[i + 1 + k] ^= value & ((word >> k & 1) as u128).wrapping_neg();
         }
         x[i + 1 + WINDOW] ^= value;
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use super::{Block, CHUNK, PAD, WINDOW};
+    use std::arch::x86_64::*;
+
+    /// Registers of four blocks that the values of one register reach.
+    const REACH: usize = 8;
+
+    /// Four positions a step. The next 32 positions are in eight registers, which move up by one a step.
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn convolve_chunk(x: &mut [Block], words: &[u32; CHUNK]) {
+        assert!(x.len() >= CHUNK + PAD);
+        // Bit 4j + l of the taps, counted from the step's first position, is for block l of register j.
+        let bits: [__m512i; REACH] = std::array::from_fn(|j| {
+            let bit = |l: usize| 1i64 << (4 * j + l);
+            _mm512_setr_epi64(bit(0), bit(0), bit(1), bit(1), bit(2), bit(2), bit(3), bit(3))
+        });
+        let mut ahead = [_mm512_setzero_si512(); REACH];
+        for (j, register) in ahead.iter_mut().enumerate().take(REACH - 1) {
+            // SAFETY: CHUNK + PAD blocks are there, checked above; this reads the first 28.
+            *register = unsafe { _mm512_loadu_si512(x.as_ptr().add(4 * j).cast()) };
+        }
+        for (step, four) in words.chunks_exact(4).enumerate() {
+            let last = x[4 * step + 4 * (REACH - 1)..4 * step + 4 * REACH].as_ptr();
+            // SAFETY: `last` covers four blocks, bounds checked in the line above.
+            ahead[REACH - 1] = unsafe { _mm512_loadu_si512(last.cast()) };
+            let tap = |r: usize| _mm512_set1_epi64(((u64::from(four[r]) | 1 << WINDOW) << (r + 1)) as i64);
+            let taps = [tap(0), tap(1), tap(2), tap(3)];
+            // Each of the four values is final when those before it have been added.
+            let mut own = ahead[0];
+            let add =
+                |sum, taps, bits, value| _mm512_mask_xor_epi64(sum, _mm512_test_epi64_mask(taps, bits), sum, value);
+            let v0 = _mm512_shuffle_i64x2::<0x00>(own, own);
+            own = add(own, taps[0], bits[0], v0);
+            let v1 = _mm512_shuffle_i64x2::<0x55>(own, own);
+            own = add(own, taps[1], bits[0], v1);
+            let v2 = _mm512_shuffle_i64x2::<0xaa>(own, own);
+            own = add(own, taps[2], bits[0], v2);
+            let v3 = _mm512_shuffle_i64x2::<0xff>(own, own);
+            let place = x[4 * step..4 * step + 4].as_mut_ptr();
+            // SAFETY: `place` covers four blocks, bounds checked in the line above.
+            unsafe { _mm512_storeu_si512(place.cast(), own) };
+            for j in 1..REACH {
+                let mut sum = ahead[j];
+                for (taps, value) in taps.iter().zip([v0, v1, v2, v3]) {
+                    sum = add(sum, *taps, bits[j], value);
+                }
+                ahead[j - 1] = sum;
+            }
+        }
+        for (j, register) in ahead.iter().enumerate().take(REACH - 1) {
+            let place = x[CHUNK + 4 * j..CHUNK + 4 * j + 4].as_mut_ptr();
+            // SAFETY: `place` covers four blocks, bounds checked in the line above.
+            unsafe { _mm512_storeu_si512(place.cast(), *register) };
+        }
     }
 }
 
@@ -272,12 +347,13 @@ mod tests {
             assert!(small.iter().zip(&expected_small).all(|(&a, &b)| a as u128 == b));
 
             let mut a: Vec<Block> = (0..CHUNK + PAD).map(|i| expected[i]).collect();
-            let mut b = a.clone();
+            let (mut b, mut c) = (a.clone(), a.clone());
             let mut words = [0; CHUNK];
             code.coefficients(0, 1, &mut words);
             convolve_chunk(&mut a, &words);
-            convolve_chunk_portable(&mut b, &words);
-            assert_eq!(a, b);
+            convolve_chunk_avx2(&mut b, &words);
+            convolve_chunk_portable(&mut c, &words);
+            assert!(a == c && b == c);
         }
     }
 

@@ -15,6 +15,8 @@ mod aes;
 mod base;
 mod base_mlkem;
 mod code;
+#[cfg(any(test, feature = "insecure-test-dealer"))]
+pub mod foreign;
 mod silent;
 mod softspoken;
 pub mod store;

@@ -7,19 +7,21 @@
 //! hash. For 1-of-2 transfers y = 1 and u is a bit. For 1-of-16 transfers y and u are elements of GF(16) and D is a
 //! vector over GF(16), so that one correlation gives sixteen pads H(v + c D) (a subfield VOLE).
 //!
-//! The small transfers for the trees come from SoftSpoken in the same direction. Cost in a batch of 2^20: 0.2 bytes each
-//! for 1-of-2 and 0.24 for 1-of-16 transfers; the receiver speaks first, then the sender. Every batch has a new offset,
-//! new noise and a new code. No step branches on or indexes by the noise.
+//! The small transfers for the trees come from SoftSpoken in the same direction. Cost in a batch of 2^18: 0.67 bytes each
+//! for 1-of-2 and 0.83 for 1-of-16 transfers; the receiver speaks first, then the sender. Every batch has a new offset,
+//! new noise, a new code and new keys of the hashes, so that what a batch shows is worth guessing at for this batch alone.
+//! The chooser learns S + y D of a tree whose leaves add up to S, and S is as good as random to it (see [`super::tree`]).
+//! No step branches on or indexes by the noise.
 
 use super::Block;
-use super::aes::{Domain, Doubler, TweakedHash};
+use super::aes::{CorrelationHash, Domain, Doubler};
 use super::code::{Code, PAD};
 use super::softspoken::{self, Chooser, Holder};
 use super::tree;
 use crate::error::Result;
 use crate::net::{Channel, Kind};
 use crate::random::SecretRng;
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 /// Trees of a batch: the weight of the regular noise.
 const LOG_TREES: usize = 9;
@@ -42,13 +44,13 @@ pub struct NoiseLine {
 /// 5; 2023/882, section 2): a test that sees a codeword of relative weight d has bias (1 - 2d)^512. For 2^-128 the
 /// relative minimum distance must be at least 0.08. The distance is not proven for these sizes; the estimates in use
 /// for this code are 0.15 (2^-263 here) and 0.2, and common implementations take half the noise (weight 249 for 0.15).
-/// Decoding by information sets succeeds with (1/2)^512 per try at rate 1/2, with regular noise too.
-pub const NOISE_TABLE: [NoiseLine; 5] = [
+/// Decoding by information sets succeeds with (1/2)^512 per try at rate 1/2, with regular noise too. Over GF(16), where a
+/// noise value is one of 15 alike, the bias is (1 - 16 d / 15)^512: 2^-128.8 for the lower of these estimates, with nothing
+/// to spare. That is why the noise is not halved.
+pub const NOISE_TABLE: [NoiseLine; 3] = [
     NoiseLine { log_outputs: 14, noise_weight: TREES, depth: 6 },
     NoiseLine { log_outputs: 16, noise_weight: TREES, depth: 8 },
     NoiseLine { log_outputs: 18, noise_weight: TREES, depth: 10 },
-    NoiseLine { log_outputs: 20, noise_weight: TREES, depth: 12 },
-    NoiseLine { log_outputs: 22, noise_weight: TREES, depth: 14 },
 ];
 
 /// The relative minimum distance that a noise weight needs for `bits` of security against linear tests.
@@ -84,25 +86,74 @@ fn transfers_per_tree(line: NoiseLine, sixteen: bool) -> usize {
 /// What the two sides of both kinds share: domains and the number of the batch.
 struct Batches {
     domain: Domain,
+    rng: SecretRng,
     next: u64,
     sixteen: bool,
+    #[cfg(test)]
+    insecure_identity: bool,
 }
 
 impl Batches {
-    fn new(session: &[u8; 32], sender: &str, sixteen: bool) -> Self {
+    fn new(session: &[u8; 32], sender: &str, sixteen: bool, rng: SecretRng) -> Self {
         let purpose = if sixteen { "silent 16" } else { "silent 2" };
-        Self { domain: Domain::new(session, sender, purpose), next: 0, sixteen }
+        Self {
+            domain: Domain::new(session, sender, purpose),
+            rng,
+            next: 0,
+            sixteen,
+            #[cfg(test)]
+            insecure_identity: false,
+        }
     }
 
-    fn begin(&mut self, line: NoiseLine) -> (Doubler, Code) {
+    /// The public functions of the next batch.
+    fn begin(&mut self, line: NoiseLine) -> (Doubler, Code, CorrelationHash) {
         let number = self.next;
         self.next += 1;
-        (Doubler::new(&self.domain, number), Code::new(&self.domain, number, line.log_outputs))
+        #[cfg_attr(not(test), allow(unused_mut))]
+        let mut hash = CorrelationHash::new(&self.domain, number);
+        #[cfg(test)]
+        {
+            hash.insecure_identity = self.insecure_identity;
+        }
+        (Doubler::new(&self.domain, number), Code::new(&self.domain, number, line.log_outputs), hash)
     }
 }
 
-/// The holder's compressed v (its first half) and the multiples of the offset.
-type Correlated = (Zeroizing<Vec<Block>>, Zeroizing<[Block; 16]>);
+/// The working memory of a batch, kept from batch to batch: fresh pages cost as much time as what is written to them.
+#[derive(Default)]
+pub(super) struct Scratch {
+    leaves: Vec<Block>,
+    sparse: Vec<u8>,
+}
+
+impl Scratch {
+    /// Room for v or w with the code's zeros behind it, and for e; what is in both is to be overwritten.
+    fn room(&mut self, line: NoiseLine) -> (&mut [Block], &mut [u8]) {
+        let values = 2 << line.log_outputs;
+        if self.sparse.len() < values {
+            self.wipe();
+            (self.leaves, self.sparse) = (vec![0; values + PAD], vec![0; values]);
+        }
+        let leaves = &mut self.leaves[..values + PAD];
+        leaves[values..].fill(0);
+        (leaves, &mut self.sparse[..values])
+    }
+
+    fn wipe(&mut self) {
+        self.leaves.zeroize();
+        self.sparse.zeroize();
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        self.wipe();
+    }
+}
+
+/// The holder's compressed v, the multiples of the offset, and the hash of the batch.
+type Correlated<'a> = (&'a [Block], Zeroizing<[Block; 16]>, CorrelationHash);
 
 fn block(bytes: &[u8]) -> Block {
     u128::from_le_bytes(bytes.try_into().expect("the caller cuts 16 bytes"))
@@ -111,29 +162,32 @@ fn block(bytes: &[u8]) -> Block {
 /// The side that knows all pads.
 pub(super) struct SilentHolder {
     batches: Batches,
-    pub(super) hash: TweakedHash,
 }
 
 impl SilentHolder {
     /// For 1-of-2 or 1-of-16 transfers that `sender` sends.
-    pub(super) fn new(session: &[u8; 32], sender: &str, sixteen: bool) -> Self {
-        let batches = Batches::new(session, sender, sixteen);
-        let hash = TweakedHash::new(&batches.domain);
-        Self { batches, hash }
+    pub(super) fn new(session: &[u8; 32], sender: &str, sixteen: bool, rng: SecretRng) -> Self {
+        Self { batches: Batches::new(session, sender, sixteen, rng) }
+    }
+
+    /// Leaves the hash out, to show what it is for.
+    #[cfg(test)]
+    pub(super) fn insecure_hash_off(&mut self) {
+        self.batches.insecure_identity = true;
     }
 
     /// The compressed v and the multiples of the offset.
-    fn correlate(
+    fn correlate<'a>(
         &mut self,
         channel: &mut Channel,
         small: &mut Holder,
         line: NoiseLine,
-        rng: &mut SecretRng,
-    ) -> Result<Correlated> {
+        scratch: &'a mut Scratch,
+    ) -> Result<Correlated<'a>> {
         let sixteen = self.batches.sixteen;
-        let (step, code) = self.batches.begin(line);
+        let (step, code, hash) = self.batches.begin(line);
         let mut bytes = Zeroizing::new([0; 16]);
-        rng.fill(&mut bytes[..]);
+        self.batches.rng.fill(&mut bytes[..]);
         let offsets = Zeroizing::new(multiples(block(&bytes[..])));
         let each = transfers_per_tree(line, sixteen);
         let needed = softspoken::rounded(TREES * each);
@@ -143,7 +197,7 @@ impl SilentHolder {
         if flips.iter().any(|&f| f > 15) {
             return Err(channel.refuse("a correction of noise values has more than four bits"));
         }
-        let mut leaves = Zeroizing::new(vec![0; (2 << line.log_outputs) + PAD]);
+        let (leaves, _) = scratch.room(line);
         let mut message = Vec::with_capacity(TREES * tree_bytes(line, sixteen));
         for (j, (own, pads)) in
             leaves.chunks_exact_mut(1 << line.depth).zip(pads.chunks_exact(each)).take(TREES).enumerate()
@@ -164,8 +218,8 @@ impl SilentHolder {
         }
         channel.send(Kind::OtExtension, &message)?;
         channel.flush()?;
-        code.compress(&mut leaves);
-        Ok((leaves, offsets))
+        code.compress(leaves);
+        Ok((&leaves[..1 << line.log_outputs], offsets, hash))
     }
 
     /// A batch of 1-of-2 transfers, appended to `out`.
@@ -174,18 +228,15 @@ impl SilentHolder {
         channel: &mut Channel,
         small: &mut Holder,
         line: NoiseLine,
-        rng: &mut SecretRng,
+        scratch: &mut Scratch,
         out: &mut Vec<[Block; 2]>,
     ) -> Result<()> {
         debug_assert!(!self.batches.sixteen);
-        let (values, offsets) = self.correlate(channel, small, line, rng)?;
-        let mut pads = Zeroizing::new([[0; 2]; 128]);
-        for part in values[..1 << line.log_outputs].chunks_exact(128) {
-            for (pair, &v) in pads.iter_mut().zip(part) {
-                *pair = [v, v ^ offsets[1]];
-            }
-            self.hash.hash::<2>(pads.as_flattened_mut());
-            out.extend_from_slice(&pads[..]);
+        let (values, offsets, hash) = self.correlate(channel, small, line, scratch)?;
+        for part in values.chunks_exact(128) {
+            let start = out.len();
+            out.extend(part.iter().map(|v| [*v, v ^ offsets[1]]));
+            hash.hash(out[start..].as_flattened_mut());
         }
         Ok(())
     }
@@ -196,18 +247,15 @@ impl SilentHolder {
         channel: &mut Channel,
         small: &mut Holder,
         line: NoiseLine,
-        rng: &mut SecretRng,
+        scratch: &mut Scratch,
         out: &mut Vec<[u8; 16]>,
     ) -> Result<()> {
         debug_assert!(self.batches.sixteen);
-        let (values, offsets) = self.correlate(channel, small, line, rng)?;
-        let mut pads = Zeroizing::new([[0; 16]; 16]);
-        for part in values[..1 << line.log_outputs].chunks_exact(16) {
-            for (all, &v) in pads.iter_mut().zip(part) {
-                *all = std::array::from_fn(|c| v ^ offsets[c]);
-            }
-            self.hash.hash::<16>(pads.as_flattened_mut());
-            out.extend(pads.iter().map(|all| all.map(|pad| pad as u8)));
+        let (values, offsets, hash) = self.correlate(channel, small, line, scratch)?;
+        let mut pads = Zeroizing::new([[0; 16]; 128]);
+        for part in values.chunks_exact(128) {
+            hash.sixteen(part, &offsets, &mut pads[..]);
+            out.extend_from_slice(&pads[..]);
         }
         Ok(())
     }
@@ -216,29 +264,30 @@ impl SilentHolder {
 /// The side that knows one pad and the choice.
 pub(super) struct SilentChooser {
     batches: Batches,
-    pub(super) hash: TweakedHash,
 }
 
 impl SilentChooser {
     /// For 1-of-2 or 1-of-16 transfers that `sender` sends.
-    pub(super) fn new(session: &[u8; 32], sender: &str, sixteen: bool) -> Self {
-        let batches = Batches::new(session, sender, sixteen);
-        let hash = TweakedHash::new(&batches.domain);
-        Self { batches, hash }
+    pub(super) fn new(session: &[u8; 32], sender: &str, sixteen: bool, rng: SecretRng) -> Self {
+        Self { batches: Batches::new(session, sender, sixteen, rng) }
     }
 
-    /// A batch of either kind: the choices (bits, or four bits) are appended to `choices`, and the 128-bit pads are
-    /// the first of the returned blocks.
-    fn correlate(
+    /// Leaves the hash out, to show what it is for.
+    #[cfg(test)]
+    pub(super) fn insecure_hash_off(&mut self) {
+        self.batches.insecure_identity = true;
+    }
+
+    /// A batch of either kind: the choices (bits, or four bits), and the 128-bit pads.
+    fn correlate<'a>(
         &mut self,
         channel: &mut Channel,
         small: &mut Chooser,
         line: NoiseLine,
-        rng: &mut SecretRng,
-        choices: &mut Vec<u8>,
-    ) -> Result<Zeroizing<Vec<Block>>> {
+        scratch: &'a mut Scratch,
+    ) -> Result<(&'a [u8], &'a [Block])> {
         let sixteen = self.batches.sixteen;
-        let (step, code) = self.batches.begin(line);
+        let (step, code, hash) = self.batches.begin(line);
         let each = transfers_per_tree(line, sixteen);
         let needed = softspoken::rounded(TREES * each);
         let (mut bits, mut pads) =
@@ -251,7 +300,7 @@ impl SilentChooser {
                 // Uniform over the 15 values that are not zero; a rejected draw tells nothing about the next.
                 *y = 0;
                 while *y == 0 {
-                    *y = (rng.next_u64() & 15) as u8;
+                    *y = (self.batches.rng.next_u64() & 15) as u8;
                 }
                 let value = &bits[line.depth..];
                 flips.push(*y ^ (value[0] | value[1] << 1 | value[2] << 2 | value[3] << 3));
@@ -260,8 +309,7 @@ impl SilentChooser {
         }
         let own_bytes = tree_bytes(line, sixteen);
         let message = channel.receive(Kind::OtExtension, TREES * own_bytes)?;
-        let mut leaves = Zeroizing::new(vec![0; (2 << line.log_outputs) + PAD]);
-        let mut sparse = Zeroizing::new(vec![0u8; 2 << line.log_outputs]);
+        let (leaves, sparse) = scratch.room(line);
         let trees = leaves.chunks_exact_mut(1 << line.depth).zip(sparse.chunks_exact_mut(1 << line.depth));
         let transfers = bits.chunks_exact(each).zip(pads.chunks_exact(each));
         for (((leaves, sparse), (bits, pads)), (message, &y)) in
@@ -274,17 +322,17 @@ impl SilentChooser {
             for (bit, product) in products.chunks_exact(16).enumerate() {
                 *value ^= pads[line.depth + bit] ^ (block(product) & tree::bit_mask(y >> bit));
             }
-            for (place, (leaf, e)) in leaves.iter_mut().zip(sparse).enumerate() {
-                let here = tree::equal_mask(place, path);
-                *leaf ^= here & *value;
-                *e = here as u8 & y;
+            tree::add_to_node(leaves, path, *value);
+            for (place, e) in sparse.iter_mut().enumerate() {
+                // One where the places are equal, which leaves zero, else zero.
+                let here = ((place ^ path) as u32).wrapping_sub(1) >> 31;
+                *e = (here as u8).wrapping_neg() & y;
             }
         }
-        code.compress_both(&mut leaves, &mut sparse);
+        code.compress_both(leaves, sparse);
         let outputs = 1 << line.log_outputs;
-        self.hash.hash::<1>(&mut leaves[..outputs]);
-        choices.extend_from_slice(&sparse[..outputs]);
-        Ok(leaves)
+        hash.hash(&mut leaves[..outputs]);
+        Ok((&sparse[..outputs], &leaves[..outputs]))
     }
 
     /// A batch of 1-of-2 transfers, appended to `choices` and `pads`.
@@ -293,13 +341,14 @@ impl SilentChooser {
         channel: &mut Channel,
         small: &mut Chooser,
         line: NoiseLine,
-        rng: &mut SecretRng,
+        scratch: &mut Scratch,
         choices: &mut Vec<u8>,
         pads: &mut Vec<Block>,
     ) -> Result<()> {
         debug_assert!(!self.batches.sixteen);
-        let values = self.correlate(channel, small, line, rng, choices)?;
-        pads.extend_from_slice(&values[..1 << line.log_outputs]);
+        let (chosen, values) = self.correlate(channel, small, line, scratch)?;
+        choices.extend_from_slice(chosen);
+        pads.extend_from_slice(values);
         Ok(())
     }
 
@@ -309,13 +358,14 @@ impl SilentChooser {
         channel: &mut Channel,
         small: &mut Chooser,
         line: NoiseLine,
-        rng: &mut SecretRng,
+        scratch: &mut Scratch,
         choices: &mut Vec<u8>,
         pads: &mut Vec<u8>,
     ) -> Result<()> {
         debug_assert!(self.batches.sixteen);
-        let values = self.correlate(channel, small, line, rng, choices)?;
-        pads.extend(values[..1 << line.log_outputs].iter().map(|&pad| pad as u8));
+        let (chosen, values) = self.correlate(channel, small, line, scratch)?;
+        choices.extend_from_slice(chosen);
+        pads.extend(values.iter().map(|&pad| pad as u8));
         Ok(())
     }
 }
@@ -332,6 +382,8 @@ mod tests {
             assert!(distance < 0.08, "{distance}");
             let bias = line.noise_weight as f64 * (1.0 - 2.0 * 0.15f64).log2();
             assert!(bias < -260.0, "{bias}");
+            let bias16 = line.noise_weight as f64 * (1.0 - 16.0 / 15.0 * 0.15f64).log2();
+            assert!(bias16 < -128.0, "{bias16}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! The supply of transfers for a session: both directions, extended in bulk, kept in a bounded stock, given out once.
 
 use super::base::BaseKind;
-use super::silent::{NOISE_TABLE, NoiseLine, SilentChooser, SilentHolder};
+use super::silent::{NOISE_TABLE, NoiseLine, Scratch, SilentChooser, SilentHolder};
 use super::softspoken::{self, Chooser, GroupBits, Holder};
 use super::{Block, OtSupply, ReceivedPads, ReceivedPads16, SentPads};
 use crate::error::{Error, Result};
@@ -24,15 +24,14 @@ pub(super) const REFILL_MOST: usize = 1 << 20;
 const SOFTSPOKEN_COSTS: [(usize, f64, f64); 4] =
     [(1, 115.0, 15.875), (2, 110.0, 7.875), (4, 120.0, 3.875), (8, 300.0, 1.875)];
 /// The same for silent transfers.
-const SILENT_COST: (f64, f64) = (250.0, 0.2);
+const SILENT_COST: (f64, f64) = (120.0, 0.67);
 
 /// How transfers are extended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OtKind {
     /// SoftSpoken with this many bits per group: 16/k bytes and 2^k/k AES calls a transfer.
     SoftSpoken(GroupBits),
-    /// Silent: about a third of a byte a transfer in large batches, more arithmetic. Small requests still make a
-    /// batch of 2^16.
+    /// Silent: two thirds of a byte a transfer in batches of 2^18. Small requests still make a batch of 2^16.
     Silent,
 }
 
@@ -140,7 +139,6 @@ struct Sending {
     holder: Holder,
     /// 1-of-2 and 1-of-16 batches, if transfers are silent.
     silent: Option<[SilentHolder; 2]>,
-    rng: SecretRng,
     pairs: Stock<[Block; 2]>,
     sixteens: Stock<[u8; 16]>,
 }
@@ -150,7 +148,6 @@ struct Receiving {
     chooser: Chooser,
     /// 1-of-2 and 1-of-16 batches, if transfers are silent.
     silent: Option<[SilentChooser; 2]>,
-    rng: SecretRng,
     choices: Stock<u8>,
     pads: Stock<Block>,
     choices16: Stock<u8>,
@@ -162,6 +159,7 @@ pub struct ExtendedOt {
     role: Role,
     sending: Sending,
     receiving: Receiving,
+    scratch: Scratch,
 }
 
 fn name(role: Role) -> &'static str {
@@ -207,20 +205,21 @@ impl ExtendedOt {
                 role,
                 sending: Sending {
                     holder,
-                    silent: silent.then(|| [false, true].map(|sixteen| SilentHolder::new(session, mine, sixteen))),
-                    rng: rng.fork(),
+                    silent: silent
+                        .then(|| [false, true].map(|sixteen| SilentHolder::new(session, mine, sixteen, rng.fork()))),
                     pairs: Stock::new(),
                     sixteens: Stock::new(),
                 },
                 receiving: Receiving {
                     chooser,
-                    silent: silent.then(|| [false, true].map(|sixteen| SilentChooser::new(session, theirs, sixteen))),
-                    rng: rng.fork(),
+                    silent: silent
+                        .then(|| [false, true].map(|sixteen| SilentChooser::new(session, theirs, sixteen, rng.fork()))),
                     choices: Stock::new(),
                     pads: Stock::new(),
                     choices16: Stock::new(),
                     pads16: Stock::new(),
                 },
+                scratch: Scratch::default(),
             })
         })
     }
@@ -230,8 +229,8 @@ impl ExtendedOt {
     pub(super) fn insecure_hash_off(&mut self) {
         self.sending.holder.hash.insecure_identity = true;
         self.receiving.chooser.hash.insecure_identity = true;
-        self.sending.silent.iter_mut().flatten().for_each(|side| side.hash.insecure_identity = true);
-        self.receiving.silent.iter_mut().flatten().for_each(|side| side.hash.insecure_identity = true);
+        self.sending.silent.iter_mut().flatten().for_each(SilentHolder::insecure_hash_off);
+        self.receiving.silent.iter_mut().flatten().for_each(SilentChooser::insecure_hash_off);
     }
 
     /// What can be given out without talking to the peer.
@@ -256,17 +255,21 @@ impl ExtendedOt {
         for client_sends in [true, false] {
             if client_sends == self.role.is_client() {
                 while self.sending.pairs.len() < counts.send {
-                    self.sending.refill(channel, counts.send - self.sending.pairs.len())?;
+                    self.sending.refill(channel, counts.send - self.sending.pairs.len(), &mut self.scratch)?;
                 }
                 while self.sending.sixteens.len() < counts.send16 {
-                    self.sending.refill16(channel, counts.send16 - self.sending.sixteens.len())?;
+                    self.sending.refill16(channel, counts.send16 - self.sending.sixteens.len(), &mut self.scratch)?;
                 }
             } else {
                 while self.receiving.pads.len() < counts.receive {
-                    self.receiving.refill(channel, counts.receive - self.receiving.pads.len())?;
+                    self.receiving.refill(channel, counts.receive - self.receiving.pads.len(), &mut self.scratch)?;
                 }
                 while self.receiving.pads16.len() < counts.receive16 {
-                    self.receiving.refill16(channel, counts.receive16 - self.receiving.pads16.len())?;
+                    self.receiving.refill16(
+                        channel,
+                        counts.receive16 - self.receiving.pads16.len(),
+                        &mut self.scratch,
+                    )?;
                 }
             }
         }
@@ -292,79 +295,130 @@ fn batch_line(wanted: usize) -> NoiseLine {
 }
 
 impl Sending {
-    fn refill(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
+    /// How many transfers an extension makes when `wanted` are missing.
+    fn size(&self, wanted: usize) -> usize {
+        if self.silent.is_some() { 1 << batch_line(wanted).log_outputs } else { refill_size(wanted) }
+    }
+
+    fn size16(&self, wanted: usize) -> usize {
+        if self.silent.is_some() { self.size(wanted) } else { refill_size(wanted.saturating_mul(4)) / 4 }
+    }
+
+    /// One extension, appended to `out`.
+    fn extend(
+        &mut self,
+        channel: &mut Channel,
+        wanted: usize,
+        scratch: &mut Scratch,
+        out: &mut Vec<[Block; 2]>,
+    ) -> Result<()> {
         channel.step("ot extension", |channel| match &mut self.silent {
-            None => {
-                let n = refill_size(wanted);
-                self.holder.extend(channel, n, self.pairs.room(n))
-            }
-            Some([pairs, _]) => {
-                let line = batch_line(wanted);
-                let out = self.pairs.room(1 << line.log_outputs);
-                pairs.extend(channel, &mut self.holder, line, &mut self.rng, out)
-            }
+            None => self.holder.extend(channel, refill_size(wanted), out),
+            Some([pairs, _]) => pairs.extend(channel, &mut self.holder, batch_line(wanted), scratch, out),
         })
     }
 
-    fn refill16(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
+    fn extend16(
+        &mut self,
+        channel: &mut Channel,
+        wanted: usize,
+        scratch: &mut Scratch,
+        out: &mut Vec<[u8; 16]>,
+    ) -> Result<()> {
         channel.step("ot extension", |channel| match &mut self.silent {
             None => {
                 let n = refill_size(wanted.saturating_mul(4));
                 let mut pairs = Zeroizing::new(Vec::with_capacity(n));
                 self.holder.extend(channel, n, &mut pairs)?;
-                let four = pairs.chunks_exact(4).map(|four| sixteen_pads([four[0], four[1], four[2], four[3]]));
-                self.sixteens.room(n / 4).extend(four);
+                out.extend(pairs.chunks_exact(4).map(|four| sixteen_pads([four[0], four[1], four[2], four[3]])));
                 Ok(())
             }
-            Some([_, sixteens]) => {
-                let line = batch_line(wanted);
-                let out = self.sixteens.room(1 << line.log_outputs);
-                sixteens.extend16(channel, &mut self.holder, line, &mut self.rng, out)
-            }
+            Some([_, sixteens]) => sixteens.extend16(channel, &mut self.holder, batch_line(wanted), scratch, out),
         })
+    }
+
+    fn refill(&mut self, channel: &mut Channel, wanted: usize, scratch: &mut Scratch) -> Result<()> {
+        let mut items = std::mem::take(self.pairs.room(self.size(wanted)));
+        let outcome = self.extend(channel, wanted, scratch, &mut items);
+        self.pairs.items = items;
+        outcome
+    }
+
+    fn refill16(&mut self, channel: &mut Channel, wanted: usize, scratch: &mut Scratch) -> Result<()> {
+        let mut items = std::mem::take(self.sixteens.room(self.size16(wanted)));
+        let outcome = self.extend16(channel, wanted, scratch, &mut items);
+        self.sixteens.items = items;
+        outcome
     }
 }
 
 impl Receiving {
-    fn refill(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
+    fn size(&self, wanted: usize) -> usize {
+        if self.silent.is_some() { 1 << batch_line(wanted).log_outputs } else { refill_size(wanted) }
+    }
+
+    fn size16(&self, wanted: usize) -> usize {
+        if self.silent.is_some() { self.size(wanted) } else { refill_size(wanted.saturating_mul(4)) / 4 }
+    }
+
+    /// One extension, appended to `choices` and `pads`.
+    fn extend(
+        &mut self,
+        channel: &mut Channel,
+        wanted: usize,
+        scratch: &mut Scratch,
+        choices: &mut Vec<u8>,
+        pads: &mut Vec<Block>,
+    ) -> Result<()> {
         channel.step("ot extension", |channel| match &mut self.silent {
-            None => {
-                let n = refill_size(wanted);
-                self.chooser.extend(channel, n, self.choices.room(n), self.pads.room(n))
-            }
-            Some([pairs, _]) => {
-                let line = batch_line(wanted);
-                let n = 1 << line.log_outputs;
-                let (choices, pads) = (self.choices.room(n), self.pads.room(n));
-                pairs.extend(channel, &mut self.chooser, line, &mut self.rng, choices, pads)
-            }
+            None => self.chooser.extend(channel, refill_size(wanted), choices, pads),
+            Some([pairs, _]) => pairs.extend(channel, &mut self.chooser, batch_line(wanted), scratch, choices, pads),
         })
     }
 
-    fn refill16(&mut self, channel: &mut Channel, wanted: usize) -> Result<()> {
+    fn extend16(
+        &mut self,
+        channel: &mut Channel,
+        wanted: usize,
+        scratch: &mut Scratch,
+        choices: &mut Vec<u8>,
+        pads: &mut Vec<u8>,
+    ) -> Result<()> {
         channel.step("ot extension", |channel| match &mut self.silent {
             None => {
                 let n = refill_size(wanted.saturating_mul(4));
                 let mut bits = Zeroizing::new(Vec::with_capacity(n));
-                let mut pads = Zeroizing::new(Vec::with_capacity(n));
-                self.chooser.extend(channel, n, &mut bits, &mut pads)?;
-                let (choices, out) = (self.choices16.room(n / 4), self.pads16.room(n / 4));
-                for (bits, pads) in bits.chunks_exact(4).zip(pads.chunks_exact(4)) {
+                let mut wide = Zeroizing::new(Vec::with_capacity(n));
+                self.chooser.extend(channel, n, &mut bits, &mut wide)?;
+                for (bits, wide) in bits.chunks_exact(4).zip(wide.chunks_exact(4)) {
                     let choice = bits[0] | bits[1] << 1 | bits[2] << 2 | bits[3] << 3;
-                    let sum = pads.iter().fold(0, |sum, pad| sum ^ pad);
+                    let sum = wide.iter().fold(0, |sum, pad| sum ^ pad);
                     choices.push(choice);
                     // A shift by a secret number of bits: fixed time on the processors we know, unlike an index.
-                    out.push((sum >> (8 * u32::from(choice))) as u8);
+                    pads.push((sum >> (8 * u32::from(choice))) as u8);
                 }
                 Ok(())
             }
             Some([_, sixteens]) => {
-                let line = batch_line(wanted);
-                let n = 1 << line.log_outputs;
-                let (choices, pads) = (self.choices16.room(n), self.pads16.room(n));
-                sixteens.extend16(channel, &mut self.chooser, line, &mut self.rng, choices, pads)
+                sixteens.extend16(channel, &mut self.chooser, batch_line(wanted), scratch, choices, pads)
             }
         })
+    }
+
+    fn refill(&mut self, channel: &mut Channel, wanted: usize, scratch: &mut Scratch) -> Result<()> {
+        let n = self.size(wanted);
+        let (mut choices, mut pads) = (std::mem::take(self.choices.room(n)), std::mem::take(self.pads.room(n)));
+        let outcome = self.extend(channel, wanted, scratch, &mut choices, &mut pads);
+        (self.choices.items, self.pads.items) = (choices, pads);
+        outcome
+    }
+
+    fn refill16(&mut self, channel: &mut Channel, wanted: usize, scratch: &mut Scratch) -> Result<()> {
+        let n = self.size16(wanted);
+        let (mut choices, mut pads) = (std::mem::take(self.choices16.room(n)), std::mem::take(self.pads16.room(n)));
+        let outcome = self.extend16(channel, wanted, scratch, &mut choices, &mut pads);
+        (self.choices16.items, self.pads16.items) = (choices, pads);
+        outcome
     }
 }
 
@@ -387,11 +441,16 @@ impl OtSupply for ExtendedOt {
     fn send(&mut self, channel: &mut Channel, n: usize) -> Result<SentPads> {
         let mut out = Vec::with_capacity(n);
         while out.len() < n {
-            let side = &mut self.sending;
-            if side.pairs.len() == 0 {
-                side.refill(channel, n - out.len())?;
+            let (side, left) = (&mut self.sending, n - out.len());
+            if side.pairs.len() == 0 && side.size(left) <= left {
+                // Straight to the caller: the stock would only be a detour.
+                side.extend(channel, left, &mut self.scratch, &mut out)?;
+                continue;
             }
-            side.pairs.take(side.pairs.len().min(n - out.len()), &mut out);
+            if side.pairs.len() == 0 {
+                side.refill(channel, left, &mut self.scratch)?;
+            }
+            side.pairs.take(side.pairs.len().min(left), &mut out);
         }
         Ok(out)
     }
@@ -399,11 +458,15 @@ impl OtSupply for ExtendedOt {
     fn receive(&mut self, channel: &mut Channel, n: usize) -> Result<ReceivedPads> {
         let mut out = ReceivedPads { choices: Vec::with_capacity(n), pads: Vec::with_capacity(n) };
         while out.pads.len() < n {
-            let side = &mut self.receiving;
-            if side.pads.len() == 0 {
-                side.refill(channel, n - out.pads.len())?;
+            let (side, left) = (&mut self.receiving, n - out.pads.len());
+            if side.pads.len() == 0 && side.size(left) <= left {
+                side.extend(channel, left, &mut self.scratch, &mut out.choices, &mut out.pads)?;
+                continue;
             }
-            let count = side.pads.len().min(n - out.pads.len());
+            if side.pads.len() == 0 {
+                side.refill(channel, left, &mut self.scratch)?;
+            }
+            let count = side.pads.len().min(left);
             side.choices.take(count, &mut out.choices);
             side.pads.take(count, &mut out.pads);
         }
@@ -413,11 +476,15 @@ impl OtSupply for ExtendedOt {
     fn send16(&mut self, channel: &mut Channel, n: usize) -> Result<Vec<[u8; 16]>> {
         let mut out = Vec::with_capacity(n);
         while out.len() < n {
-            let side = &mut self.sending;
-            if side.sixteens.len() == 0 {
-                side.refill16(channel, n - out.len())?;
+            let (side, left) = (&mut self.sending, n - out.len());
+            if side.sixteens.len() == 0 && side.size16(left) <= left {
+                side.extend16(channel, left, &mut self.scratch, &mut out)?;
+                continue;
             }
-            side.sixteens.take(side.sixteens.len().min(n - out.len()), &mut out);
+            if side.sixteens.len() == 0 {
+                side.refill16(channel, left, &mut self.scratch)?;
+            }
+            side.sixteens.take(side.sixteens.len().min(left), &mut out);
         }
         Ok(out)
     }
@@ -425,11 +492,15 @@ impl OtSupply for ExtendedOt {
     fn receive16(&mut self, channel: &mut Channel, n: usize) -> Result<ReceivedPads16> {
         let mut out = ReceivedPads16 { choices: Vec::with_capacity(n), pads: Vec::with_capacity(n) };
         while out.pads.len() < n {
-            let side = &mut self.receiving;
-            if side.pads16.len() == 0 {
-                side.refill16(channel, n - out.pads.len())?;
+            let (side, left) = (&mut self.receiving, n - out.pads.len());
+            if side.pads16.len() == 0 && side.size16(left) <= left {
+                side.extend16(channel, left, &mut self.scratch, &mut out.choices, &mut out.pads)?;
+                continue;
             }
-            let count = side.pads16.len().min(n - out.pads.len());
+            if side.pads16.len() == 0 {
+                side.refill16(channel, left, &mut self.scratch)?;
+            }
+            let count = side.pads16.len().min(left);
             side.choices16.take(count, &mut out.choices);
             side.pads16.take(count, &mut out.pads);
         }

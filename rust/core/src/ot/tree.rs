@@ -1,15 +1,18 @@
 //! Punctured seed trees: one party knows all leaves, the other all but one, at a place only it knows.
 //!
-//! The classic construction (Goldreich, Goldwasser, Micali): a node's two children are two one-way functions of it.
+//! A tree in the manner of Goldreich, Goldwasser and Micali, whose nodes' two children add up to the node
+//! ([`Doubler`], the half-tree of eprint 2022/1431): one hash makes both, and every level has the same sum as the first.
 //! For each level the grower sends the sum of all left and the sum of all right children, each masked by one pad of a
 //! random transfer; with the sum of the side that the punctured path does not take, the other party completes the
 //! level. The choice bits of the transfers are the (complemented) path, so nothing needs to be corrected. The first
-//! level is the two pads themselves.
+//! level is the two pads themselves, of which the other party has one: their sum, which is the sum of all leaves, is as
+//! good as a fresh random number to it, and so is every node of the path (circular correlation robustness of the hash).
 //!
 //! Cost for a tree of depth d: d transfers, 32 (d - 1) bytes. Nothing here branches on or indexes by the path.
 
 use super::Block;
 use super::aes::Doubler;
+use std::hint::black_box;
 use zeroize::Zeroize;
 
 /// Bytes of the message of one tree.
@@ -21,14 +24,15 @@ pub(super) const fn message_len(depth: usize) -> usize {
 #[inline(always)]
 pub(super) fn equal_mask(a: usize, b: usize) -> Block {
     let x = (a ^ b) as u64;
-    let different = (x | x.wrapping_neg()) >> 63;
+    // A compiler that knows that this is 0 or 1 may branch on it where the mask is used.
+    let different = black_box((x | x.wrapping_neg()) >> 63);
     (different as u128).wrapping_sub(1)
 }
 
 /// Zero or all ones from a bit.
 #[inline(always)]
 pub(super) fn bit_mask(bit: u8) -> Block {
-    ((bit & 1) as u128).wrapping_neg()
+    (black_box(u64::from(bit & 1)) as u128).wrapping_neg()
 }
 
 /// Grows one tree from the transfers' pads (one pair a level) into `leaves`; appends its message. Returns the sum of
@@ -76,17 +80,60 @@ pub(super) fn regrow(
         let pick = |pair: [Block; 2]| (pair[0] & !right) | (pair[1] & right);
         let mut missing = pick(sent) ^ pads[level] ^ pick(sums) ^ pick(hollow);
         let mut fix = [hollow[0] ^ (missing & !right), hollow[1] ^ (missing & right)];
-        for (place, pair) in nodes.chunks_exact_mut(2).enumerate() {
-            let here = equal_mask(place, path);
-            pair[0] ^= here & fix[0];
-            pair[1] ^= here & fix[1];
-        }
+        add_to_pair(nodes, path, fix);
         path = 2 * path + usize::from(choices[level] ^ 1);
         total = sums[0] ^ sums[1] ^ fix[0] ^ fix[1];
         missing.zeroize();
         fix.zeroize();
     }
     (path, total)
+}
+
+/// Adds `values` to the pair number `place`. Reads and writes every pair alike.
+fn add_to_pair(nodes: &mut [Block], place: usize, values: [Block; 2]) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2, checked in the line above.
+        unsafe { avx2::add_to_pair(nodes, place, values) };
+        return;
+    }
+    add_to_pair_portable(nodes, place, values);
+}
+
+fn add_to_pair_portable(nodes: &mut [Block], place: usize, values: [Block; 2]) {
+    for (at, pair) in nodes.chunks_exact_mut(2).enumerate() {
+        let here = equal_mask(at, place);
+        pair[0] ^= here & values[0];
+        pair[1] ^= here & values[1];
+    }
+}
+
+/// Adds `value` to the node number `place`, in the same manner.
+pub(super) fn add_to_node(nodes: &mut [Block], place: usize, value: Block) {
+    let right = bit_mask(place as u8);
+    add_to_pair(nodes, place / 2, [value & !right, value & right]);
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::Block;
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn add_to_pair(nodes: &mut [Block], place: usize, values: [Block; 2]) {
+        let halves = |x: Block| [x as i64, (x >> 64) as i64];
+        let ([a, b], [c, d]) = (halves(values[0]), halves(values[1]));
+        let values = _mm256_setr_epi64x(a, b, c, d);
+        let (place, one) = (_mm256_set1_epi64x(place as i64), _mm256_set1_epi64x(1));
+        let mut at = _mm256_setzero_si256();
+        for pair in nodes.chunks_exact_mut(2) {
+            let here = _mm256_and_si256(_mm256_cmpeq_epi64(at, place), values);
+            let pair = pair.as_mut_ptr().cast::<__m256i>();
+            // SAFETY: the pair is two blocks, 32 bytes.
+            unsafe { _mm256_storeu_si256(pair, _mm256_xor_si256(_mm256_loadu_si256(pair), here)) };
+            at = _mm256_add_epi64(at, one);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -128,5 +175,24 @@ mod tests {
             }
         }
         assert_eq!((bit_mask(0), bit_mask(1)), (0, Block::MAX));
+    }
+
+    #[test]
+    fn a_value_is_added_to_one_node_only() {
+        let mut rng = SecretRng::from_os();
+        let mut block = || rng.next_u64() as u128 | (rng.next_u64() as u128) << 64;
+        for n in [2usize, 4, 64] {
+            for place in 0..n {
+                let before: Vec<Block> = (0..n).map(|_| block()).collect();
+                let (value, pair) = (block(), [block(), block()]);
+                let (mut fast, mut slow) = (before.clone(), before.clone());
+                add_to_pair(&mut fast, place / 2, pair);
+                add_to_pair_portable(&mut slow, place / 2, pair);
+                assert_eq!(fast, slow);
+                let mut one = before.clone();
+                add_to_node(&mut one, place, value);
+                assert!((0..n).all(|i| one[i] ^ before[i] == if i == place { value } else { 0 }));
+            }
+        }
     }
 }

@@ -16,7 +16,7 @@ const PART: usize = 1 << 20;
 
 /// max(x, 0) at 2^f, exact but for -1/64 <= x < 0, which may pass unchanged; |x| < 1024 - 1/64.
 ///
-/// Cost: 5 rounds; 237 bits; 4 transfers 1-of-16 and 9 transfers.
+/// Cost: few elements 6 rounds, 237 bits, 4 transfers 1-of-16 and 9 transfers; many 8 rounds, 197 bits, 5 and 3.
 pub fn relu(party: &mut Party, x: &[u64], f: u32) -> Result<Vec<u64>> {
     check_fraction(f)?;
     step_on(party, "relu", x.len(), |party| {
@@ -31,7 +31,8 @@ pub fn relu(party: &mut Party, x: &[u64], f: u32) -> Result<Vec<u64>> {
 /// Error: at most 2^-10.6 from the cubics and two last places: below 2^-9.7 for f = 12. For |x| > 9.8 it is
 /// ReLU but for one last place.
 ///
-/// Cost: 15 rounds; 1,450 bits (181 bytes) and 2 triples; 16 transfers 1-of-16 and 39 transfers.
+/// Cost: few elements 17 rounds, 1,450 bits, 16 transfers 1-of-16 and 39 transfers; many 21 rounds, 1,290 bits (161
+/// bytes), 20 and 15; 2 triples.
 pub fn silu(party: &mut Party, x: &[u64], f: u32) -> Result<Vec<u64>> {
     check_fraction(f)?;
     step_on(party, "silu", x.len(), |party| parts(party, x, |party, x| less_remainder(party, x, &SILU, f)))
@@ -42,7 +43,8 @@ pub fn silu(party: &mut Party, x: &[u64], f: u32) -> Result<Vec<u64>> {
 /// Error: at most 2^-10.7 from the cubics and two last places: below 2^-9.8 for f = 12. For |x| > 3.8 it is
 /// ReLU but for one last place.
 ///
-/// Cost: 15 rounds; 1,189 bits (149 bytes) and 2 triples; 12 transfers 1-of-16 and 30 transfers.
+/// Cost: few elements 17 rounds, 1,189 bits, 12 transfers 1-of-16 and 30 transfers; many 21 rounds, 1,069 bits (134
+/// bytes), 15 and 12; 2 triples.
 pub fn gelu(party: &mut Party, x: &[u64], f: u32) -> Result<Vec<u64>> {
     check_fraction(f)?;
     step_on(party, "gelu", x.len(), |party| parts(party, x, |party, x| less_remainder(party, x, &GELU, f)))

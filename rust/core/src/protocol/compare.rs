@@ -1,22 +1,17 @@
-//! Comparison: a millionaires' tree with leaves of four bits.
+//! Comparison: strands of digits, joined by a tree.
 //!
-//! The server's number a and the client's number b are cut into digits of four bits. A leaf is one 1-of-16 transfer: the
-//! client's digit chooses among the server's sixteen answers ([a > v], [a = v]), two bits each under the pads. Leaves are
-//! joined in pairs, most significant digits first: (gt, eq) = (gt_hi XOR eq_hi gt_lo, eq_hi eq_lo), a bit times a string
-//! of two bits; the lowest node of a level carries no eq.
+//! The bits of the server's number a and the client's number b are cut into strands ([`super::strand`]), each of which
+//! finds shares of [a > b] and [a = b] on its bits. Strands are joined in pairs, the higher bits first: (gt, eq) = (gt_hi XOR
+//! eq_hi gt_lo, eq_hi eq_lo), a bit times a string of two bits; the lowest node of a level carries no eq. Many
+//! short strands take few rounds, one long strand takes the least work and the fewest bytes; [`best_cut`] chooses.
 
 use super::boolean::bit_times_pair;
-use super::correlate::Wiped;
-use super::wire::{Reader, Writer, gather};
+use super::strand::{Asks, Strand, run_strands};
 use super::wrap::{MAX_KAPPA, to_ring};
 use super::{Bits, same_length, step_on};
 use crate::error::{Error, Result};
 use crate::field::{self, P};
-use crate::net::Kind;
 use crate::party::Party;
-
-/// Random 1-of-16 transfers fetched at once.
-const BATCH: usize = 1 << 20;
 
 /// [x < y]. What decides is the sign of x - y, for which everything holds that [`is_negative`] says of its x. kappa = 41
 /// covers every value.
@@ -37,9 +32,10 @@ pub fn less_than(party: &mut Party, x: &[u64], y: &[u64], kappa: u32, drop_bits:
 /// A larger |x| gives a meaningless answer. From kappa + drop_bits = 40 on, the shares are compared as they are, with 40 - drop_bits bits; below that, they go
 /// to Z_2^kappa first ([`to_ring`]) and kappa - 1 bits are compared.
 ///
-/// Cost of comparing b bits, q = ceil(b / 4) leaves: one round there and back for the leaves, ceil(log2 q) for the tree;
-/// 19 + 34 (q - 1) + 6 (q - 1) - 2 ceil(log2 q) bits for b a multiple of 4; q transfers 1-of-16 and 2 (q - 1) transfers.
-/// All 41 bits: 5 rounds, 371 bits, 10 + 18 transfers. Memory while it runs: about 12 bytes a leaf.
+/// Cost of comparing b bits in q strands of at most d digits: d + 1 rounds for the strands, ceil(log2 q) for the tree; 19 bits
+/// for each digit of the lowest strand, 34 for each other, 6 (q - 1) - 2 ceil(log2 q) for the tree; one transfer 1-of-16
+/// a digit and 2 (q - 1) transfers. All 41 bits, few elements (q = 4): 6 rounds, 377 bits, 12 + 6 transfers; many
+/// (q = 1): 14 rounds, 247 bits, 13 transfers. Memory while it runs: about 5 bytes a digit at each party.
 pub fn is_negative(party: &mut Party, x: &[u64], kappa: u32, drop_bits: u32) -> Result<Bits> {
     check_bits(kappa, drop_bits)?;
     step_on(party, "compare", x.len(), |party| {
@@ -96,15 +92,17 @@ fn ring_sign(party: &mut Party, x: &[u64], kappa: u32) -> Result<Bits> {
 
 /// [x = y], for all of Z_p.
 ///
-/// Cost: one round there and back, 4 more; 230 bits; 10 transfers 1-of-16 and 20 transfers.
+/// Cost with q strands of at most d digits: d + 1 rounds for the strands, ceil(log2 (q + 1)) to join them with the 41st bit;
+/// 19 bits for each digit, 4 q for the conjunctions; one transfer 1-of-16 a digit and 2 q transfers. Few elements (q = 4): 7
+/// rounds, 244 bits, 12 + 8 transfers; many (q = 1): 15 rounds, 251 bits, 13 + 2 transfers.
 pub fn equal(party: &mut Party, x: &[u64], y: &[u64]) -> Result<Bits> {
     same_length("equal", x.len(), y.len())?;
     step_on(party, "equal", x.len(), |party| {
         let client = party.role.is_client();
         let mine: Vec<u64> =
             x.iter().zip(y).map(|(&x, &y)| if client { field::sub(y, x) } else { field::sub(x, y) }).collect();
-        let leaves: Vec<Leaf> = (0..10).map(|l| Leaf { shift: 4 * l, width: 4, greater: false, equal: true }).collect();
-        let mut bits: Vec<Bits> = run_leaves(party, &mine, &leaves)?.into_iter().map(|(_, eq)| eq).collect();
+        let found = run_strands(party, &mine, &best_cut(false, 40, x.len()))?;
+        let mut bits: Vec<Bits> = found.into_iter().map(|(_, eq)| eq).collect();
         // The 41st bit needs no transfer: equal is the negation of the exclusive or.
         bits.push(mine.iter().map(|&v| (v >> 40) as u8 ^ u8::from(client)).collect());
         while bits.len() > 1 {
@@ -123,10 +121,7 @@ pub fn equal(party: &mut Party, x: &[u64], y: &[u64]) -> Result<Bits> {
 /// [server's number > client's number], numbers of `bits` bits, each party's own in `mine`.
 fn millionaires(party: &mut Party, mine: &[u64], bits: u32) -> Result<Bits> {
     let n = mine.len();
-    let count = bits.div_ceil(4);
-    let leaves: Vec<Leaf> =
-        (0..count).map(|l| Leaf { shift: 4 * l, width: (bits - 4 * l).min(4), greater: true, equal: l > 0 }).collect();
-    let mut level = run_leaves(party, mine, &leaves)?;
+    let mut level = run_strands(party, mine, &best_cut(true, bits, n))?;
     while level.len() > 1 {
         // The lowest node comes last: its strings have one bit.
         let nodes = level.len() / 2;
@@ -156,151 +151,35 @@ fn millionaires(party: &mut Party, mine: &[u64], bits: u32) -> Result<Bits> {
     Ok(level.pop().map(|(gt, _)| gt).unwrap_or_default())
 }
 
-/// One digit of every number, and what is asked about it.
-struct Leaf {
-    shift: u32,
-    width: u32,
-    greater: bool,
-    equal: bool,
+/// `bits` bits cut into `count` strands, lowest first, whose longest is as short as can be.
+fn cut(greater: bool, bits: u32, count: u32) -> Vec<Strand> {
+    let digits = (1..).find(|&digits| count * Strand::room(digits) >= bits).expect("some number of digits is enough");
+    let room = Strand::room(digits);
+    let asks = |shift| match (greater, shift) {
+        (false, _) => Asks::Equal,
+        (true, 0) => Asks::Greater,
+        (true, _) => Asks::Both,
+    };
+    (0..bits).step_by(room as usize).map(|shift| Strand::new(asks(shift), shift, room.min(bits - shift))).collect()
 }
 
-impl Leaf {
-    /// Answers sent for one element: none for digit 0, whose answer is the sender's own share.
-    fn answers(&self) -> u32 {
-        (1 << self.width) - 1
-    }
-
-    fn bits(&self) -> u32 {
-        self.answers() * (u32::from(self.greater) + u32::from(self.equal))
-    }
-
-    fn digit(&self, v: u64) -> u32 {
-        (v >> self.shift) as u32 & ((1 << self.width) - 1)
-    }
-}
-
-/// Shares of [server's digit > client's digit] and [server's digit = client's digit] for every leaf; an answer that the
-/// leaf does not ask for is empty.
-fn run_leaves(party: &mut Party, mine: &[u64], leaves: &[Leaf]) -> Result<Vec<(Bits, Bits)>> {
-    let n = mine.len();
-    let choice_bytes = (n * leaves.len()).div_ceil(2);
-    let answer_bytes = leaves.iter().map(|l| n * l.bits() as usize).sum::<usize>().div_ceil(8);
-    if party.role.is_client() {
-        receive_leaves(party, mine, leaves, answer_bytes)
-    } else {
-        send_leaves(party, mine, leaves, choice_bytes)
-    }
-}
-
-fn send_leaves(party: &mut Party, mine: &[u64], leaves: &[Leaf], choice_bytes: usize) -> Result<Vec<(Bits, Bits)>> {
-    let (n, total) = (mine.len(), mine.len() * leaves.len());
-    // Of the sixteen pads of a transfer, two bits each: bits 0 in the low half of a word, bits 1 in the high half.
-    let mut pads: Wiped<u32> = Wiped::with_capacity(total);
-    for start in (0..total).step_by(BATCH) {
-        let wanted = BATCH.min(total - start);
-        let batch = Wiped::from(party.ot.send16(&mut party.channel, wanted)?);
-        same_length("a supply of transfers", wanted, batch.len())?;
-        pads.extend(batch.iter().map(pad_planes));
-    }
-    let mut body = Reader::receive(&mut party.channel, Kind::Choices, choice_bytes)?;
-    let answer_bits: usize = leaves.iter().map(|l| n * l.bits() as usize).sum();
-    let mut out = Writer::with_capacity(answer_bits);
-    let mut shares = Vec::with_capacity(leaves.len());
-    for (leaf, pads) in leaves.iter().zip(pads.chunks(n)) {
-        let mut share = (vec![0; if leaf.greater { n } else { 0 }], vec![0; if leaf.equal { n } else { 0 }]);
-        let answers = leaf.answers();
-        let (mask, bits) = ((1u32 << answers) - 1, leaf.bits());
-        for (i, (&v, &pads)) in mine.iter().zip(pads).enumerate() {
-            let digit = leaf.digit(v);
-            // Bit v: [digit > v]; bit 16 + v: [digit = v].
-            let truth = ((1u32 << digit) - 1) | 0x1_0000 << digit;
-            let covered = truth ^ permuted(pads, body.take(4) as u32);
-            // What digit 0 would see is the sender's share; every answer is relative to it.
-            let (gt, eq) = (covered & 1, (covered >> 16) & 1);
-            let relative = covered ^ (gt * 0xffff) ^ (eq * 0xffff_0000);
-            let (low, high) = ((relative >> 1) & mask, (relative >> 17) & mask);
-            let answer = match (leaf.greater, leaf.equal) {
-                (true, true) => u64::from(low) | u64::from(high) << answers,
-                (true, false) => u64::from(low),
-                _ => u64::from(high),
-            };
-            if leaf.greater {
-                share.0[i] = gt as u8;
-            }
-            if leaf.equal {
-                share.1[i] = eq as u8;
-            }
-            out.put(answer, bits);
-        }
-        shares.push(share);
-    }
-    body.finish(&mut party.channel)?;
-    party.channel.send(Kind::Transfers, &out.finish())?;
-    // The peer waits for this; the next step may be long.
-    party.channel.flush()?;
-    Ok(shares)
-}
-
-fn receive_leaves(party: &mut Party, mine: &[u64], leaves: &[Leaf], answer_bytes: usize) -> Result<Vec<(Bits, Bits)>> {
-    let (n, total) = (mine.len(), mine.len() * leaves.len());
-    // The random choice in the low four bits, two bits of the pad above.
-    let mut random: Wiped<u8> = Wiped::with_capacity(total);
-    for start in (0..total).step_by(BATCH) {
-        let wanted = BATCH.min(total - start);
-        let batch = party.ot.receive16(&mut party.channel, wanted)?;
-        let (choices, pads) = (Wiped::from(batch.choices), Wiped::from(batch.pads));
-        same_length("a supply of transfers", wanted, choices.len().min(pads.len()))?;
-        random.extend(choices.iter().zip(pads.iter()).map(|(&c, &p)| (c & 15) | (p & 3) << 4));
-    }
-    let mut out = Writer::with_capacity(4 * total);
-    for (leaf, random) in leaves.iter().zip(random.chunks(n)) {
-        for (&v, &r) in mine.iter().zip(random) {
-            out.put(u64::from(leaf.digit(v) ^ u32::from(r & 15)), 4);
-        }
-    }
-    party.channel.send(Kind::Choices, &out.finish())?;
-    let mut body = Reader::receive(&mut party.channel, Kind::Transfers, answer_bytes)?;
-    let mut shares = Vec::with_capacity(leaves.len());
-    for (leaf, random) in leaves.iter().zip(random.chunks(n)) {
-        let mut share = (vec![0; if leaf.greater { n } else { 0 }], vec![0; if leaf.equal { n } else { 0 }]);
-        let (answers, bits) = (leaf.answers(), leaf.bits());
-        for (i, (&v, &r)) in mine.iter().zip(random).enumerate() {
-            let digit = leaf.digit(v);
-            let answer = body.take(bits);
-            // Answer 0 is not sent: a zero is put in its place.
-            let first = (((answer & ((1 << answers) - 1)) << 1 >> digit) & 1) as u8;
-            if leaf.greater {
-                share.0[i] = first ^ ((r >> 4) & 1);
-            }
-            if leaf.equal {
-                let second = if leaf.greater { ((answer >> answers << 1 >> digit) & 1) as u8 } else { first };
-                share.1[i] = second ^ ((r >> 5) & 1);
-            }
-        }
-        shares.push(share);
-    }
-    body.finish(&mut party.channel)?;
-    Ok(shares)
-}
-
-/// Bit 0 of each of sixteen bytes in the low half, bit 1 in the high half.
-#[inline(always)]
-fn pad_planes(pads: &[u8; 16]) -> u32 {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    let all = u128::from_le_bytes(*pads);
-    let (a, b) = (all as u64, (all >> 64) as u64);
-    let plane = |shift: u32| u32::from(gather((a >> shift) & ONES)) | u32::from(gather((b >> shift) & ONES)) << 8;
-    plane(0) | plane(1) << 16
-}
-
-/// Both halves with bit j moved to j XOR e. e has been on the wire.
-#[inline(always)]
-fn permuted(planes: u32, e: u32) -> u32 {
-    let mut w = planes;
-    for (step, low) in [(1, 0x5555_5555u32), (2, 0x3333_3333), (4, 0x0f0f_0f0f), (8, 0x00ff_00ff)] {
-        let swapped = ((w >> step) & low) | (w & low) << step;
-        let mask = (u32::from(e & step != 0)).wrapping_neg();
-        w ^= mask & (w ^ swapped);
-    }
-    w
+/// The cut that is fastest for `n` numbers: many strands take few rounds, few strands take little work and few bytes.
+/// Depends on public numbers alone, so that both parties come to the same.
+fn best_cut(greater: bool, bits: u32, n: usize) -> Vec<Strand> {
+    // Nanoseconds: of a transfer at each of two parties that both work, of a bit at 1 Gbit/s, of a round on a link between
+    // LAN and WAN.
+    const TRANSFER16: usize = 100;
+    const TRANSFER: usize = 80;
+    const BIT: usize = 1;
+    const ROUND: usize = 2_000_000;
+    let nanoseconds = |strands: &Vec<Strand>| {
+        let nodes = strands.len() - 1;
+        let levels = strands.len().next_power_of_two().ilog2() as usize;
+        let rounds = 1 + strands.iter().map(Strand::transfers).max().unwrap_or(0) + levels;
+        let transfers: usize = strands.iter().map(Strand::transfers).sum();
+        let bits = strands.iter().map(Strand::bits).sum::<usize>() + 6 * nodes;
+        n * (transfers * TRANSFER16 + 2 * nodes * TRANSFER + bits * BIT) + rounds * ROUND
+    };
+    let cuts = (1..=bits.div_ceil(4)).map(|count| cut(greater, bits, count));
+    cuts.min_by_key(nanoseconds).unwrap_or_default()
 }

@@ -98,9 +98,7 @@ impl Group for Field {
         let high = (high & MASK) + (high >> 41) * FOLD;
         let all = high * FOLD + limbs[0];
         let all = (all & MASK) + (all >> 41) * FOLD;
-        let less = all.wrapping_sub(field::P);
-        let mask = (less >> 63).wrapping_neg();
-        (all & mask) | (less & !mask)
+        field::reduce_once(all)
     }
 
     #[inline(always)]

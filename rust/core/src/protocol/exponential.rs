@@ -45,7 +45,8 @@ fn exp4_of_fraction(t: u64) -> u64 {
 ///
 /// Error: relative 2^-14.5 + |x| 2^-17.6, absolute 2^(octaves - 18), and one last place (two where g + octaves < 18).
 ///
-/// Cost: 10 rounds; 879 bits (110 bytes) and 1 triple; 7 transfers 1-of-16 and 12 transfers.
+/// Cost: few elements 11 rounds, 879 bits, 7 transfers 1-of-16 and 12 transfers; many 13 rounds, 839 bits (105 bytes), 8
+/// and 6; 1 triple.
 pub fn exponential(party: &mut Party, x: &[u64], f: u32, octaves: u32, g: u32) -> Result<Vec<u64>> {
     check_fraction(f)?;
     if octaves + g > 32 || octaves > 12 {

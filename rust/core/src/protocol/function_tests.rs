@@ -97,24 +97,24 @@ fn relu_is_exact_outside_its_cell() {
     for (&x, &y) in x.iter().zip(&got) {
         assert!(y == x.max(0) || (-64..0).contains(&x) && y == x, "{x}: {y}");
     }
-    assert!((cost - 237.0).abs() < 1.0, "{cost} bits");
+    assert!((cost - 197.0).abs() < 1.0, "{cost} bits");
 }
 
 #[test]
 fn silu_over_its_whole_range() {
-    check_activation(12, 2f64.powf(-9.7), 1450.0, silu_of, silu);
+    check_activation(12, 2f64.powf(-9.7), 1290.0, silu_of, silu);
 }
 
 #[test]
 fn gelu_over_its_whole_range() {
-    check_activation(12, 2f64.powf(-9.8), 1189.0, gelu_of, gelu);
+    check_activation(12, 2f64.powf(-9.8), 1069.0, gelu_of, gelu);
 }
 
 #[test]
 fn activations_at_other_scales() {
-    check_activation(10, 2f64.powf(-8.4), 1450.0, silu_of, silu);
-    check_activation(13, 2f64.powf(-10.1), 1450.0, silu_of, silu);
-    check_activation(13, 2f64.powf(-10.1), 1189.0, gelu_of, gelu);
+    check_activation(10, 2f64.powf(-8.4), 1290.0, silu_of, silu);
+    check_activation(13, 2f64.powf(-10.1), 1290.0, silu_of, silu);
+    check_activation(13, 2f64.powf(-10.1), 1069.0, gelu_of, gelu);
     let (c, s) = run(|p| silu(p, &[0], 14), |p| silu(p, &[0], 14));
     assert_eq!((c.unwrap_err().code(), s.unwrap_err().code()), ("engine.bad_argument", "engine.bad_argument"));
 }
@@ -149,7 +149,7 @@ fn exponentials_over_their_whole_range() {
                 + 2f64.powi(octaves as i32 - 18);
             assert!(error <= bound, "f {f} g {g} octaves {octaves}: {x}: {y} error {error} of {truth}");
         }
-        assert!((cost - 879.0).abs() < 0.5, "{cost} bits");
+        assert!((cost - 839.0).abs() < 0.5, "{cost} bits");
     }
 }
 
@@ -363,17 +363,17 @@ fn no_element_at_all() {
 fn rounds_are_those_stated() {
     let x = vec![-1; 64];
     let plan = NormPlan { columns: 64, f: 12, rms_bits: 2, epsilon: 168 };
-    for (name, rounds, stated) in [
-        ("relu", costed(&x, |p, x| relu(p, x, 12)).1, 5),
-        ("silu", costed(&x, |p, x| silu(p, x, 12)).1, 15),
-        ("gelu", costed(&x, |p, x| gelu(p, x, 12)).1, 15),
-        ("exp", costed(&x, |p, x| exponential(p, x, 12, 0, 12)).1, 10),
-        ("softmax", costed(&x, |p, x| softmax(p, x, 64, None, 12)).1, 58),
-        ("rms_norm", costed(&x, |p, x| rms_norm(p, x, &plan)).1, 25),
-        ("layer_norm", costed(&x, |p, x| layer_norm(p, x, &plan)).1, 27),
-    ] {
-        assert_eq!(rounds, stated, "{name}");
-    }
+    let rounds = [
+        ("relu", costed(&x, |p, x| relu(p, x, 12)).1),
+        ("silu", costed(&x, |p, x| silu(p, x, 12)).1),
+        ("gelu", costed(&x, |p, x| gelu(p, x, 12)).1),
+        ("exp", costed(&x, |p, x| exponential(p, x, 12, 0, 12)).1),
+        ("softmax", costed(&x, |p, x| softmax(p, x, 64, None, 12)).1),
+        ("rms_norm", costed(&x, |p, x| rms_norm(p, x, &plan)).1),
+        ("layer_norm", costed(&x, |p, x| layer_norm(p, x, &plan)).1),
+    ];
+    let stated = [6, 17, 17, 11, 66, 26, 28];
+    assert_eq!(rounds.map(|(_, rounds)| rounds), stated, "{rounds:?}");
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod reveal;
 mod select;
 mod softmax;
 mod sort;
+mod strand;
 mod tables;
 mod wire;
 mod wrap;

@@ -82,7 +82,7 @@ impl NormPlan {
 /// Error: relative 2^-13 and one last place from the arithmetic; the squares' rounding adds a relative error of at most
 /// 2^(shift - f) / (2 rms), and in practice, because roundings average out, 2^(2 (shift - f)) / (6 rms^2).
 ///
-/// Cost: 25 rounds (64 columns); an entry 412 bits (42 fewer without shift), 2 triples; a reciprocal root a row.
+/// Cost: 26 rounds (64 columns, few rows); an entry 412 bits (42 fewer without shift), 2 triples; a reciprocal root a row.
 pub fn rms_norm(party: &mut Party, x: &[u64], plan: &NormPlan) -> Result<Vec<u64>> {
     check_rows(x, plan)?;
     step_on(party, "rms_norm", x.len(), |party| normalise(party, x, plan, 0))
@@ -92,7 +92,7 @@ pub fn rms_norm(party: &mut Party, x: &[u64], plan: &NormPlan) -> Result<Vec<u64
 /// the mean.
 ///
 /// Error and cost: as [`rms_norm`], and a last place of x (an eighth of one for rms_bits up to 1) and a truncation a
-/// row for the mean; 27 rounds.
+/// row for the mean; 28 rounds.
 pub fn layer_norm(party: &mut Party, x: &[u64], plan: &NormPlan) -> Result<Vec<u64>> {
     check_rows(x, plan)?;
     step_on(party, "layer_norm", x.len(), |party| {

@@ -13,6 +13,7 @@ use crate::net::Kind;
 use crate::party::Party;
 use rand_chacha::ChaCha12Rng;
 use rand_core::{RngCore, SeedableRng};
+use std::hint::black_box;
 use zeroize::Zeroize;
 
 /// The widest index of a transfer 1-of-2^b.
@@ -99,7 +100,8 @@ fn all_pads(pads: &[[u128; 2]], bytes: usize, rows: &mut [u8], stream: &mut [u8]
 fn rotated(table: &BitTable, at: u64, rows: &mut Vec<u8>, spare: &mut Vec<u8>) {
     rows.clone_from(&table.rows);
     for i in 0..table.index_bits {
-        let mask = ((at >> i) as u8 & 1).wrapping_neg();
+        // Hidden from the compiler, which would otherwise make two loops of the one below and choose by the secret bit.
+        let mask = black_box(((at >> i) as u8 & 1).wrapping_neg());
         let shift = table.row_bytes() << i;
         spare.clone_from(rows);
         let (head, tail) = spare.split_at(shift);

@@ -28,8 +28,8 @@ pub(super) fn check_fraction(f: u32) -> Result<()> {
 ///
 /// Against the cubics the error is at most two last places; the cubics' own error is stated where they are used.
 ///
-/// Cost with k pieces: 18 bits for the ring, 135 for each comparison, 42 for its bit in the field, 84 for its
-/// selection; 2 * (164 + 42) bits and 2 triples for the cubic.
+/// Cost with k pieces: 18 bits for the ring, 135 (few elements) or 95 (many) for each comparison, 42 for its bit in the
+/// field, 84 for its selection; 2 * (164 + 42) bits and 2 triples for the cubic.
 pub(super) fn fading(party: &mut Party, u: &[u64], pieces: &[Piece], f: u32) -> Result<Vec<u64>> {
     check_fraction(f)?;
     let (n, k) = (u.len(), pieces.len());

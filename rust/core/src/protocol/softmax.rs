@@ -20,8 +20,8 @@ const MASKED: i64 = -511;
 /// Error: relative 2^-13, one last place, and columns * 2^-19 at the very worst (its square root in practice, because
 /// the roundings of a row average out): below 2^-11 for f = 12 and 64 columns.
 ///
-/// Cost: at most 1,322 bits an entry and 2 triples, and a reciprocal a row; 58 rounds for 64 columns, of
-/// which each level of the maximum takes 5.
+/// Cost: at most 1,322 bits an entry and 2 triples, and a reciprocal a row; 66 rounds for 64 columns and
+/// few rows, of which each level of the maximum takes 6.
 pub fn softmax(party: &mut Party, x: &[u64], columns: usize, allowed: Option<&[bool]>, f: u32) -> Result<Vec<u64>> {
     check_fraction(f)?;
     if !(1..=8192).contains(&columns) || !x.len().is_multiple_of(columns) {

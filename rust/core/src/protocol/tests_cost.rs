@@ -134,12 +134,29 @@ fn every_step_costs_what_it_says() {
     each([1, 164, 0, 0, 1], |p, x| multiply(p, x, x).map(drop));
     each([2, 206, 1, 0, 1], |p, x| multiply_truncate(p, x, x, 12).map(drop));
     each([1, 82, 0, 0, 0], |p, x| reveal_to_both(p, x).map(drop));
-    // Ten leaves, nine nodes of which four are lowest, in four levels.
-    each([5, 371, 18, 10, 0], |p, x| is_negative(p, x, 41, 0).map(drop));
-    each([5, 230, 20, 10, 0], |p, x| equal(p, x, x).map(drop));
-    // 18 bits for the ring, four leaves, two levels.
-    each([4, 18 + 135, 7, 4, 0], |p, x| is_negative(p, x, 17, 0).map(drop));
-    each([3, 135, 6, 4, 0], |p, x| ring_is_negative(p, &ring(x, 17), 17).map(drop));
+    // Four strands of three digits, three nodes of which two are lowest, in two levels.
+    each([6, 19 * 3 + 34 * 9 + 14, 6, 12, 0], |p, x| is_negative(p, x, 41, 0).map(drop));
+    each([7, 19 * 12 + 16, 8, 12, 0], |p, x| equal(p, x, x).map(drop));
+    // 18 bits for the ring, four strands of one digit, two levels.
+    each([5, 18 + 135, 7, 4, 0], |p, x| is_negative(p, x, 17, 0).map(drop));
+    each([4, 135, 6, 4, 0], |p, x| ring_is_negative(p, &ring(x, 17), 17).map(drop));
+}
+
+#[test]
+fn many_comparisons_cost_what_they_say() {
+    let n = 1 << 18;
+    let (a, b) = share(&super::tests::values(n, 1 << 14));
+    let of = |rounds, bits, transfers, transfers16| Cost {
+        rounds,
+        bytes: (n / 8 * bits) as u64,
+        transfers: n * transfers,
+        transfers16: n * transfers16,
+        triples: 0,
+    };
+    // One strand, no node.
+    assert_eq!(cost(&a[..], &b[..], |p, x| is_negative(p, x, 41, 0)), of(14, 13 * 19, 0, 13));
+    assert_eq!(cost(&a[..], &b[..], |p, x| equal(p, x, x)), of(15, 13 * 19 + 4, 2, 13));
+    assert_eq!(cost(&a[..], &b[..], |p, x| is_negative(p, x, 17, 0)), of(7, 18 + 5 * 19, 1, 5));
 }
 
 #[test]
@@ -156,29 +173,31 @@ fn the_gate_and_the_dispatch_stay_inside_their_bars() {
     let gate = Rows { length: 64, kappa: 17, drop_bits: 0 };
     let top = cost(&a[..], &b[..], |p, x| top_k_mask(p, x, gate, 6, &Link::LAN));
     let (pairs, values) = (128 * 2016, 128 * 64);
-    assert_eq!(top.transfers, pairs * 7 + values * (1 + 6));
-    assert_eq!(top.transfers16, pairs * 4);
-    assert_eq!(top.bytes, (pairs * (135 + 7) + values * (18 + 69)) as u64 / 8);
-    assert_eq!(top.rounds, 6);
+    assert_eq!(top.transfers, pairs + values * (1 + 6));
+    assert_eq!(top.transfers16, pairs * 5);
+    assert_eq!(top.bytes, (pairs * (95 + 7) + values * (18 + 69)) as u64 / 8);
+    assert_eq!(top.rounds, 9);
 
     let tokens = Rows { length: 128, kappa: 17, drop_bits: 0 };
     let dispatch = cost(&a[..], &b[..], |p, x| dispatch_ranks(p, x, tokens, 24, &Link::LAN));
     let (pairs, slots) = (64 * 8128, 64 * 24 * 128);
-    assert_eq!(dispatch.transfers, pairs * 7 + values * (1 + 7) + slots);
-    assert_eq!(dispatch.transfers16, pairs * 4);
-    assert_eq!(dispatch.bytes, (pairs * (135 + 8) + values * (18 + 7 + 127 * 24) + slots * 42) as u64 / 8);
-    assert_eq!(dispatch.rounds, 7);
-    assert!(dispatch.bytes < 14_000_000);
+    assert_eq!(dispatch.transfers, pairs + values * (1 + 7) + slots);
+    assert_eq!(dispatch.transfers16, pairs * 5);
+    assert_eq!(dispatch.bytes, (pairs * (95 + 8) + values * (18 + 7 + 127 * 24) + slots * 42) as u64 / 8);
+    assert_eq!(dispatch.rounds, 10);
+    assert!(dispatch.bytes < 11_000_000);
 }
 
 #[test]
-fn many_elements_take_no_more_rounds_than_one() {
-    // More than one batch of transfers of either kind.
-    let n = (1 << 18) + 8;
-    let (a, b) = share(&super::tests::values(n, 1 << 14));
-    let (one_a, one_b) = share(&[5]);
-    let step = |p: &mut Party, x: &[u64]| is_negative(p, x, 17, 0);
-    assert_eq!(cost(&a[..], &b[..], step).rounds, cost(&one_a[..], &one_b[..], step).rounds);
+fn rounds_grow_only_to_those_of_one_strand() {
+    // The last is more than one batch of transfers of either kind.
+    let rounds: Vec<u64> = [1, 1 << 10, 1 << 13, 1 << 16, (1 << 19) + 8]
+        .map(|n| {
+            let (a, b) = share(&super::tests::values(n, 1 << 14));
+            cost(&a[..], &b[..], |p, x| is_negative(p, x, 17, 0)).rounds
+        })
+        .into();
+    assert!(rounds.is_sorted() && rounds[0] == 5 && rounds[4] == 7, "{rounds:?}");
 }
 
 #[test]

@@ -52,7 +52,7 @@ impl StoreKey {
     }
 
     /// Fills the last 32 bytes with the MAC of the rest and returns it.
-    fn close(&self, domain: &str, record: &mut [u8]) -> [u8; MAC] {
+    pub fn close(&self, domain: &str, record: &mut [u8]) -> [u8; MAC] {
         let at = record.len() - MAC;
         let mac = self.mac(domain, &record[..at]);
         record[at..].copy_from_slice(&mac);
@@ -190,6 +190,11 @@ impl Reader<'_> {
         }
     }
 
+    /// Whether nothing but zeros lies between here and the MAC at the end.
+    pub fn only_padding(&self) -> bool {
+        self.0.len() >= MAC && self.0[..self.0.len() - MAC].iter().all(|&b| b == 0)
+    }
+
     pub fn lane(&mut self) -> Result<Lane> {
         Lane::decode(self.take()?).ok_or_else(|| damaged("an unknown kind of correlation"))
     }
@@ -302,7 +307,7 @@ pub(super) fn decode_epoch_head(head: &[u8]) -> Result<(StoreKey, [u8; 16])> {
     }
     let store = r.take()?;
     let key = StoreKey(Zeroizing::new(r.take()?));
-    if !key.closed("epoch head", head) {
+    if !key.closed("epoch head", head) || !r.only_padding() {
         return Err(damaged("the epoch file is damaged"));
     }
     Ok((key, store))
@@ -321,7 +326,8 @@ pub(super) fn encode_epoch(key: &StoreKey, generation: u64, mark: &[u8; 32]) -> 
 /// The inverse of [`encode_epoch`]; `None` for a torn or never written slot.
 pub(super) fn decode_epoch(key: &StoreKey, slot: &[u8]) -> Option<(u64, [u8; 32])> {
     let mut r = Reader(slot);
-    key.closed("epoch", slot).then(|| Some((r.number().ok()?, r.take().ok()?)))?
+    let read = (r.number().ok()?, r.take().ok()?);
+    (key.closed("epoch", slot) && r.only_padding()).then_some(read)
 }
 
 /// The head of a segment, which is one batch of one lane on disk.
@@ -359,7 +365,7 @@ impl SegmentHead {
         if r.take()? != *b"CLSSEGM1" || r.take()? != FORMAT.to_le_bytes() || r.take()? != *store {
             return Err(damaged("a segment has another format version or store"));
         }
-        Ok(SegmentHead {
+        let head = SegmentHead {
             lane: r.lane()?,
             first: r.number()?,
             count: r.number()?,
@@ -368,7 +374,17 @@ impl SegmentHead {
             chain_before: r.take()?,
             chain: r.take()?,
             salt: r.take()?,
-        })
+        };
+        let whole = [head.first, head.count].iter().all(|n| n % head.lane.block_items() == 0);
+        // Counters near 2^64 would only serve to overflow something.
+        let small = head.first < 1 << 60
+            && (1..1 << 60).contains(&head.count)
+            && head.block_bytes < 1 << 31
+            && head.blocks() < 1 << 32;
+        if !whole || !small || !r.only_padding() {
+            return Err(damaged("the head of a segment says what no segment has"));
+        }
+        Ok(head)
     }
 
     pub fn end(&self) -> u64 {

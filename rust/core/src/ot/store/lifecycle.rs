@@ -6,7 +6,7 @@ use super::format::{
     encode_epoch_head,
 };
 use super::segment::Segment;
-use super::{CommitPoints, DEFAULT_RESERVE_BLOCKS, Lane, Place, Store, commit_points};
+use super::{CommitPoints, DEFAULT_RESERVE_BLOCKS, Lane, Place, Policy, Store, commit_points};
 use crate::error::{Error, Result};
 use crate::random::SecretRng;
 use std::collections::{BTreeMap, VecDeque};
@@ -168,6 +168,7 @@ impl Store {
             segments: BTreeMap::new(),
             rest: BTreeMap::new(),
             reserve_blocks: DEFAULT_RESERVE_BLOCKS,
+            policy: Policy::default(),
             offered: None,
             agreed: false,
             dead: false,
@@ -262,7 +263,8 @@ impl Store {
                     (at, chain) = (segment.head.end(), segment.head.chain);
                     follows
                 });
-            if !complete || at != s.filled || chain != s.chain {
+            // Where nothing can be given out any more, what lies there only waits to be wiped.
+            if s.used < s.filled && (!complete || at != s.filled || chain != s.chain) {
                 return Err(damaged(format!("segments of {} are missing or of another time", lane.name())));
             }
             self.segments.insert(lane, queue);

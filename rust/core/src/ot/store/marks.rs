@@ -9,6 +9,7 @@
 
 use super::format::{FORMAT, Identity, LaneState, Reader, State, Writer};
 use super::lane::Lane;
+use super::supply::WhenEmpty;
 use crate::error::{Error, Result};
 use crate::party::Role;
 use sha2::{Digest, Sha256};
@@ -53,9 +54,54 @@ pub(super) struct Marks {
     session: [u8; 16],
     earlier: Option<[u8; 16]>,
     reserve_blocks: u32,
+    /// What this party would have done, see [`Policy`].
+    pub policy: Policy,
     /// Fresh for each message, so that no two sessions have the same name.
     nonce: [u8; 16],
     lanes: BTreeMap<Lane, LaneMark>,
+}
+
+/// What a party wants of a store in trouble. The stricter wish of the two parties holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Policy {
+    /// When the store has too little for a step.
+    pub when_empty: WhenEmpty,
+    /// When one of the stores is behind the other.
+    pub when_behind: WhenBehind,
+}
+
+/// What happens when one store lags behind what the other knows: it was restored, copied, or made anew.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WhenBehind {
+    /// Both parties refuse the session.
+    Refuse,
+    /// Both throw away everything that is stored and go on behind the gap with new correlations. Nothing that any copy
+    /// of the store holds is used again.
+    StartOver,
+}
+
+impl Default for Policy {
+    /// Make more when the store is empty; never go on with a store that is behind.
+    fn default() -> Self {
+        Self { when_empty: WhenEmpty::Extend, when_behind: WhenBehind::Refuse }
+    }
+}
+
+impl Policy {
+    fn encode(self) -> u8 {
+        u8::from(self.when_empty == WhenEmpty::Extend) | u8::from(self.when_behind == WhenBehind::StartOver) << 1
+    }
+
+    fn decode(byte: u8) -> Option<Self> {
+        let when_empty = if byte & 1 == 1 { WhenEmpty::Extend } else { WhenEmpty::Refuse };
+        let when_behind = if byte & 2 == 2 { WhenBehind::StartOver } else { WhenBehind::Refuse };
+        (byte < 4).then_some(Self { when_empty, when_behind })
+    }
+
+    /// Both must allow what is not the strictest.
+    fn stricter(self, other: Self) -> Self {
+        Self::decode(self.encode() & other.encode()).expect("two bits of two bits")
+    }
 }
 
 fn pair(identity: &Identity) -> [u8; 32] {
@@ -83,6 +129,7 @@ impl Marks {
             session: state.session,
             earlier: state.earlier,
             reserve_blocks,
+            policy: Policy::default(),
             nonce,
             lanes: state.lanes.iter().map(|(&l, s)| (l, lane(s))).collect(),
         }
@@ -97,6 +144,7 @@ impl Marks {
             w.put(&lane.encode()).number(m.used).number(m.confirmed).number(m.filled).number(m.last_count);
             w.put(&m.chain).put(&m.chain_before);
         }
+        w.put(&[self.policy.encode()]);
         w.0
     }
 
@@ -122,7 +170,7 @@ impl Marks {
                 [1] => Role::Client,
                 _ => return Err(wrong("an unknown role")),
             };
-            let marks = Marks {
+            let mut marks = Marks {
                 role,
                 pair: r.take()?,
                 store: r.take()?,
@@ -130,6 +178,7 @@ impl Marks {
                 session: r.take()?,
                 earlier: r.optional()?,
                 reserve_blocks: u32::from_le_bytes(r.take()?),
+                policy: Policy::default(),
                 nonce: r.take()?,
                 lanes: r.lanes(|r| {
                     Ok(LaneMark {
@@ -142,6 +191,7 @@ impl Marks {
                     })
                 })?,
             };
+            marks.policy = Policy::decode(r.take::<1>()?[0]).ok_or_else(|| wrong("an unknown policy"))?;
             if !r.0.is_empty() {
                 return Err(wrong("bytes after the end"));
             }
@@ -171,22 +221,50 @@ pub(super) struct Outcome {
     /// The last session that both had written down.
     pub common: [u8; 16],
     pub reserve_blocks: u32,
+    pub policy: Policy,
+    /// Everything stored goes: why.
+    pub start_over: Option<&'static str>,
     /// For each lane: used and filled up to, and whether our newest batch goes because the peer lost its half.
     pub lanes: BTreeMap<Lane, (u64, u64, bool)>,
 }
 
 /// Compares both marks. The answer is the same at both parties, but for who drops a batch.
 pub(super) fn reconcile(mine: &Marks, theirs: &Marks) -> Result<Outcome> {
-    let refuse = |field, reason: &str| Err(Error::Disagreement { field, reason: reason.to_owned() });
     if mine.role == theirs.role {
-        return refuse("role", "both stores were made for the same role");
+        return Err(Error::Store("both stores were made for the same role".into()));
     }
     if mine.pair != theirs.pair {
-        return refuse("store", "the stores were made for another pair of parties or other parameters");
+        return Err(Error::Store("the stores were made for another pair of parties or other parameters".into()));
     }
+    let all: BTreeSet<Lane> = mine.lanes.keys().chain(theirs.lanes.keys()).copied().collect();
+    if all.len() > super::lane::MAX_LANES {
+        return Err(Error::Store("the stores have too many lanes together".into()));
+    }
+    let (m, t) = (mine.encode(), theirs.encode());
+    let (client, server) = if mine.role.is_client() { (&m, &t) } else { (&t, &m) };
+    let session = short(hash("store session", &[client, server]));
+    let reserve_blocks = mine.reserve_blocks.min(theirs.reserve_blocks);
+    let policy = mine.policy.stricter(theirs.policy);
+    match compare(mine, theirs, &all) {
+        Ok((common, lanes)) => Ok(Outcome { session, common, reserve_blocks, policy, start_over: None, lanes }),
+        Err(reason) if policy.when_behind == WhenBehind::StartOver => {
+            let filled = |marks: &Marks, lane: &Lane| marks.lanes.get(lane).map_or(0, |l| l.filled);
+            let end = |lane: &Lane| filled(mine, lane).max(filled(theirs, lane));
+            let lanes = all.iter().map(|lane| (*lane, (end(lane), end(lane), false))).collect();
+            let start_over = Some(reason);
+            Ok(Outcome { session, common: theirs.session, reserve_blocks, policy, start_over, lanes })
+        }
+        Err(reason) => Err(Error::Store(reason.into())),
+    }
+}
+
+type Lanes = BTreeMap<Lane, (u64, u64, bool)>;
+
+/// The last session that both know and what both still have, or why they cannot go on with it.
+fn compare(mine: &Marks, theirs: &Marks, all: &BTreeSet<Lane>) -> std::result::Result<([u8; 16], Lanes), &'static str> {
     let knows = |known: &Option<[u8; 16]>, is: &[u8; 16]| known.is_none_or(|id| id == *is);
     if !knows(&mine.peer_store, &theirs.store) || !knows(&theirs.peer_store, &mine.store) {
-        return refuse("store", "one party's store is not the one that the other met before");
+        return Err("one party's store is not the one that the other met before");
     }
     let common = if mine.session == theirs.session || theirs.earlier == Some(mine.session) {
         mine.session
@@ -197,14 +275,13 @@ pub(super) fn reconcile(mine: &Marks, theirs: &Marks) -> Result<Outcome> {
     {
         a
     } else {
-        return refuse("store", "one store was copied or restored: the other had sessions that it does not know");
+        return Err("one store was copied or restored: the other had sessions that it does not know");
     };
     let nothing = LaneMark::default();
-    let all: BTreeSet<Lane> = mine.lanes.keys().chain(theirs.lanes.keys()).copied().collect();
     let mut lanes = BTreeMap::new();
     for lane in all {
-        let a = mine.lanes.get(&lane).unwrap_or(&nothing);
-        let b = theirs.lanes.get(&lane).unwrap_or(&nothing);
+        let a = mine.lanes.get(lane).unwrap_or(&nothing);
+        let b = theirs.lanes.get(lane).unwrap_or(&nothing);
         let one_behind = |ahead: &LaneMark, behind: &LaneMark| {
             ahead.last_count > 0
                 && ahead.filled - ahead.last_count == behind.filled
@@ -217,26 +294,16 @@ pub(super) fn reconcile(mine: &Marks, theirs: &Marks) -> Result<Outcome> {
         } else if b.filled > a.filled && one_behind(b, a) {
             false
         } else {
-            return refuse("store", "the stores hold different batches");
+            return Err("the stores hold different batches: one was copied or restored");
         };
         let filled = a.filled.min(b.filled);
         // What the peer has proof of must be in our mark, and the other way round.
         if a.used < b.confirmed || b.used < a.confirmed {
-            return refuse("store", "one store was restored: its mark is behind what the other has proof of");
+            return Err("one store was restored: its mark is behind what the other has proof of");
         }
         // A range inside a dropped batch was reserved by one party only, hence never used: the batch itself goes.
         let used = a.used.max(b.used).min(filled);
-        lanes.insert(lane, (used, filled, drop_mine));
+        lanes.insert(*lane, (used, filled, drop_mine));
     }
-    if lanes.len() > super::lane::MAX_LANES {
-        return refuse("store", "the stores have too many lanes together");
-    }
-    let (m, t) = (mine.encode(), theirs.encode());
-    let (client, server) = if mine.role.is_client() { (&m, &t) } else { (&t, &m) };
-    Ok(Outcome {
-        session: short(hash("store session", &[client, server])),
-        common,
-        reserve_blocks: mine.reserve_blocks.min(theirs.reserve_blocks),
-        lanes,
-    })
+    Ok((common, lanes))
 }

@@ -8,6 +8,8 @@
 //! **A store that was copied or restored** from a backup is refused twice: by the epoch file in its second place (which
 //! must not be part of the same backup), because the mark is not the newest generation; and by the peer, which has
 //! proof of later use. If both parties restore both places to the same moment, nobody can know; don't back them up.
+//! Where both parties' [`Policy`] says so they do not refuse but start over: everything stored is burnt at both, however
+//! old, and new batches follow, so nothing that any copy holds is used again.
 //!
 //! **A failed sync** means that the bytes are lost. It is never tried again: the handle is dead, the store is opened
 //! anew, and what was reserved stays burnt.
@@ -22,6 +24,8 @@
 
 pub(crate) mod codec;
 mod disk;
+#[cfg(any(test, feature = "insecure-test-dealer"))]
+pub mod foreign;
 mod format;
 mod lane;
 mod lifecycle;
@@ -32,14 +36,15 @@ mod supply;
 pub use disk::{Disk, DiskFile, RealDisk};
 pub use format::Identity;
 pub use lane::{BLOCK_ITEMS, Lane, MAX_LANES};
-pub use marks::MAX_MARKS;
+pub use marks::{MAX_MARKS, Policy, WhenBehind};
 pub use segment::{Batch, Offer};
-pub use supply::{SharedStore, StoredOt, WhenEmpty};
+pub use supply::{MADE_NOW, SharedStore, StoredOt, WhenEmpty};
 
 use crate::error::{Error, Result};
 use crate::net::{Channel, Kind};
 use crate::random::SecretRng;
 use format::{State, StoreKey, Writer, damaged};
+use marks::Outcome;
 use segment::Segment;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -67,6 +72,10 @@ pub struct Agreement {
     pub remaining: BTreeMap<Lane, u64>,
     /// Lanes whose newest batch was dropped because one party had lost its half.
     pub dropped: Vec<Lane>,
+    /// What both parties do when a store is empty or behind: the stricter of their wishes.
+    pub policy: Policy,
+    /// Everything that was stored is gone, for this reason; see [`WhenBehind::StartOver`].
+    pub started_over: Option<&'static str>,
 }
 
 /// One party's open store.
@@ -88,6 +97,7 @@ pub struct Store {
     segments: BTreeMap<Lane, VecDeque<Segment>>,
     rest: BTreeMap<Lane, supply::Rest>,
     reserve_blocks: u32,
+    policy: Policy,
     offered: Option<marks::Marks>,
     agreed: bool,
     dead: bool,
@@ -117,7 +127,8 @@ impl Store {
         let mut nonce = [0; 16];
         self.rng.fill(&mut nonce);
         self.agreed = false;
-        let marks = marks::Marks::new(&self.identity, self.id, &self.state, self.reserve_blocks, nonce);
+        let mut marks = marks::Marks::new(&self.identity, self.id, &self.state, self.reserve_blocks, nonce);
+        marks.policy = self.policy;
         let bytes = marks.encode();
         self.offered = Some(marks);
         Ok(bytes)
@@ -137,10 +148,15 @@ impl Store {
             if drop_mine {
                 (s.chain, s.last_count) = (s.chain_before, 0);
             }
-            if drop_mine || theirs.ahead_of(&mine, lane) {
+            if drop_mine || outcome.start_over.is_none() && theirs.ahead_of(&mine, lane) {
                 dropped.push(lane);
             }
             (s.used, s.filled) = (used, filled);
+            if outcome.start_over.is_some() {
+                // The next batch follows on nothing that either of them has.
+                s.chain = marks::short(marks::hash("store starts over", &[&outcome.session, &lane.encode()]));
+                (s.chain_before, s.last_count) = (s.chain, 0);
+            }
             (s.confirmed, s.wiped) = (s.confirmed.min(used), s.wiped.min(used));
         }
         self.state.peer_store = Some(theirs.store);
@@ -154,7 +170,13 @@ impl Store {
         self.reserve_blocks = outcome.reserve_blocks;
         self.agreed = true;
         let remaining = self.state.lanes.keys().map(|&lane| (lane, self.remaining(lane))).collect();
-        Ok(Agreement { session: outcome.session, remaining, dropped })
+        let Outcome { session, policy, start_over: started_over, .. } = outcome;
+        Ok(Agreement { session, remaining, dropped, policy, started_over })
+    }
+
+    /// Sets what this party wants when a store is empty or behind, from the next marks on.
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.policy = policy;
     }
 
     /// Exchanges marks over a channel, for sessions whose hello did not carry them. One round.
@@ -268,25 +290,44 @@ impl Store {
     }
 
     /// The next record made for `digest`. Records before it are burnt: both parties call with the same public digests in
-    /// the same order, so both skip the same ones.
-    pub fn take_record(&mut self, channel: &mut Channel, stream: u16, digest: &[u8; 32]) -> Result<Zeroizing<Vec<u8>>> {
+    /// the same order, so both skip the same ones. A reservation takes `ahead` records after it too, as far as there are
+    /// so many: what the same request will use anyway.
+    pub fn take_record(
+        &mut self,
+        channel: &mut Channel,
+        stream: u16,
+        digest: &[u8; 32],
+        ahead: u64,
+    ) -> Result<Zeroizing<Vec<u8>>> {
         self.in_session()?;
         let lane = Lane::Records(stream);
         let at = self.read_at(lane);
-        let found = self.segments.get(&lane).and_then(|queue| {
-            queue.iter().find(|s| s.head.end() > at && s.head.digest == *digest).map(|s| s.head.first.max(at))
-        });
-        let Some(index) = found else {
+        let Some((index, _)) = self.records(stream).find(|(_, found)| *found == digest) else {
             return Err(Error::Exhausted(format!("no prepared record of this kind is left in {}", lane.name())));
         };
-        let reserved = self.state.lanes.get(&lane).map_or(0, |s| s.used);
-        if index >= reserved {
-            self.reserve(channel, &[(lane, index + 1 - reserved)])?;
+        let s = self.state.lanes.get(&lane).cloned().unwrap_or_default();
+        if index >= s.used {
+            let end = (index + 1).saturating_add(ahead).min(s.filled);
+            self.reserve(channel, &[(lane, end - s.used)])?;
         }
         for _ in at..index {
             drop(self.next_block(lane)?);
         }
         self.next_block(lane)
+    }
+
+    /// The records of a stream that can still be taken, in order: where each stands, and what it was made for. The same
+    /// at both parties.
+    pub fn records(&self, stream: u16) -> impl DoubleEndedIterator<Item = (u64, &[u8; 32])> {
+        let lane = Lane::Records(stream);
+        let at = self.read_at(lane);
+        let queue = self.segments.get(&lane).into_iter().flatten();
+        queue.map(|s| (s.head.first, &s.head.digest)).filter(move |(first, _)| *first >= at)
+    }
+
+    /// The streams of records that this store knows, also those that are used up.
+    pub fn streams(&self) -> impl Iterator<Item = u16> {
+        self.state.lanes.keys().filter_map(|lane| if let Lane::Records(stream) = lane { Some(*stream) } else { None })
     }
 
     /// Burns what is reserved and unread, syncs the wiping, and writes down what the peer has confirmed.

@@ -50,6 +50,9 @@ pub enum WhenEmpty {
     Extend,
 }
 
+/// The name of the step under which is counted what the store lacked and a step had to wait for.
+pub const MADE_NOW: &str = "made now";
+
 /// Transfers and triples out of a store. Both parties must be set to the same [`WhenEmpty`].
 ///
 /// Memory: the items of one call and at most one block of each lane. A block that a call uses in part is kept for the
@@ -100,6 +103,27 @@ impl StoredOt {
         let store = self.store.lock()?;
         let width = codec::item_bytes(lane, store.role()).max(1);
         Ok(store.remaining(lane) + store.rest.get(&lane).map_or(0, |r| ((r.items.len() - r.at) / width) as u64))
+    }
+
+    /// Burns at once what the next calls will take of some lanes, as far as it is stored, so that they need not stop for it. One
+    /// round and two syncs for all together.
+    pub fn reserve(&self, channel: &mut Channel, wanted: &[(Lane, u64)]) -> Result<()> {
+        let mut store = self.store.lock()?;
+        let mut blocks = Vec::new();
+        for &(lane, items) in wanted {
+            let width = codec::item_bytes(lane, store.role()).max(1);
+            let here = store.rest.get(&lane).map_or(0, |r| (r.items.len() - r.at) / width) as u64;
+            let reserved = store.reserved_blocks(lane);
+            let unreserved = store.remaining(lane) / lane.block_items() - reserved;
+            let missing = items.saturating_sub(here).div_ceil(lane.block_items()).saturating_sub(reserved);
+            if missing.min(unreserved) > 0 {
+                blocks.push((lane, missing.min(unreserved)));
+            }
+        }
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        channel.step("store", |channel| store.reserve(channel, &blocks))
     }
 
     /// Hands up to `n` stored items to `each` and says how many are missing.
@@ -164,7 +188,7 @@ impl OtSupply for StoredOt {
         let inner = self.transfers.is_some();
         let missing = self.take(channel, lane, n, inner, |item| out.push([pad(&item[..16]), pad(&item[16..])]))?;
         if let (1.., Some(inner)) = (missing, &mut self.transfers) {
-            out.extend(inner.send(channel, missing)?);
+            out.extend(channel.step(MADE_NOW, |channel| inner.send(channel, missing))?);
         }
         Ok(out)
     }
@@ -178,7 +202,7 @@ impl OtSupply for StoredOt {
             out.pads.push(pad(&item[1..]));
         })?;
         if let (1.., Some(inner)) = (missing, &mut self.transfers) {
-            let mut more = inner.receive(channel, missing)?;
+            let mut more = channel.step(MADE_NOW, |channel| inner.receive(channel, missing))?;
             out.choices.append(&mut more.choices);
             out.pads.append(&mut more.pads);
         }
@@ -192,7 +216,7 @@ impl OtSupply for StoredOt {
         let missing =
             self.take(channel, lane, n, inner, |item| out.push(item.try_into().expect("an item has 16 bytes")))?;
         if let (1.., Some(inner)) = (missing, &mut self.transfers) {
-            out.extend(inner.send16(channel, missing)?);
+            out.extend(channel.step(MADE_NOW, |channel| inner.send16(channel, missing))?);
         }
         Ok(out)
     }
@@ -206,7 +230,7 @@ impl OtSupply for StoredOt {
             out.pads.push(item[1]);
         })?;
         if let (1.., Some(inner)) = (missing, &mut self.transfers) {
-            let mut more = inner.receive16(channel, missing)?;
+            let mut more = channel.step(MADE_NOW, |channel| inner.receive16(channel, missing))?;
             out.choices.append(&mut more.choices);
             out.pads.append(&mut more.pads);
         }
@@ -224,7 +248,7 @@ impl TripleSupply for StoredOt {
             out.c.push(word(&item[16..]));
         })?;
         if let (1.., Some(inner)) = (missing, &mut self.triples) {
-            let mut more = inner.triples(channel, missing)?;
+            let mut more = channel.step(MADE_NOW, |channel| inner.triples(channel, missing))?;
             out.a.append(&mut more.a);
             out.b.append(&mut more.b);
             out.c.append(&mut more.c);
