@@ -38,6 +38,9 @@ impl Modulus {
     }
 }
 
+/// Terms that the inner loop takes without a jump.
+const TERMS_UNROLLED: usize = 8;
+
 /// Terms of one panel that lie together in memory for each point.
 pub(super) const TERMS_TOGETHER: usize = 16;
 
@@ -292,18 +295,21 @@ unsafe fn tile_product<V: Vector, S: Kept, const R: usize, const L: usize>(
                     }
                 }
                 let step = if m.is_some() { EXACT_TERMS } else { terms };
-                let mut j = 0;
-                while j < terms {
-                    let end = (j + step).min(terms);
-                    while j + 4 <= end {
-                        for k in j..j + 4 {
-                            one_term::<V, R, L>(&mut acc, w.add(k * ROWS + row), x.add(k * LANES + lane));
+                let (mut w, mut x) = (w.wrapping_add(row), x.wrapping_add(lane));
+                let mut left = terms;
+                while left > 0 {
+                    let now = left.min(step);
+                    left -= now;
+                    // Few jumps: where they stand decides how fast some processors read the loop.
+                    for _ in 0..now / TERMS_UNROLLED {
+                        for k in 0..TERMS_UNROLLED {
+                            one_term::<V, R, L>(&mut acc, w.add(k * ROWS), x.add(k * LANES));
                         }
-                        j += 4;
+                        (w, x) = (w.wrapping_add(TERMS_UNROLLED * ROWS), x.wrapping_add(TERMS_UNROLLED * LANES));
                     }
-                    while j < end {
-                        one_term::<V, R, L>(&mut acc, w.add(j * ROWS + row), x.add(j * LANES + lane));
-                        j += 1;
+                    for _ in 0..now % TERMS_UNROLLED {
+                        one_term::<V, R, L>(&mut acc, w, x);
+                        (w, x) = (w.wrapping_add(ROWS), x.wrapping_add(LANES));
                     }
                     if let Some(m) = m {
                         let (q, inverse) = (V::splat(m.q), V::splat(m.inverse));

@@ -38,6 +38,12 @@ pub(super) trait Lanes: Copy {
     unsafe fn mul_sub(self, b: Self, c: Self) -> Self;
     /// c - self * b, rounded once.
     unsafe fn negative_mul_add(self, b: Self, c: Self) -> Self;
+    /// 2 self - b, rounded once.
+    #[inline(always)]
+    unsafe fn twice_less(self, b: Self) -> Self {
+        // SAFETY: as for the caller.
+        unsafe { self.mul_sub(Self::splat(2.0), b) }
+    }
     /// self + b where self is negative.
     unsafe fn wrap(self, b: Self) -> Self;
     /// The last forward stages, whose groups lie within a register, on two neighbouring registers. `table` and `node`

@@ -135,10 +135,15 @@ fn vector_tables(modulus: u64) -> Tables {
     let centre = |x: u64| if x > modulus / 2 { x as f64 - modulus as f64 } else { x as f64 };
     let (forward, inverse) = tables(modulus);
     let half = modulus.div_ceil(2);
+    let with_quotients = |table: Vec<u64>| {
+        let values: Vec<f64> = table.into_iter().map(centre).collect();
+        let quotients = values.iter().map(|w| w / modulus as f64).collect();
+        [values, quotients]
+    };
     Tables {
         modulus: modulus as f64,
-        forward: forward.into_iter().map(centre).collect(),
-        inverse: inverse.into_iter().map(centre).collect(),
+        forward: with_quotients(forward),
+        inverse: with_quotients(inverse),
         halves: (0..=u64::from(N.trailing_zeros())).map(|k| centre(power(half, k, modulus))).collect(),
     }
 }
@@ -243,6 +248,31 @@ pub fn forward(prime: usize, size: usize, values: &mut [u32]) {
     transform(Instructions::best(), prime, true, size, values);
 }
 
+/// The evaluations modulo prime number `prime` of one polynomial of N signed coefficients of at most 2^24, canonical.
+pub(super) fn forward_signed(prime: usize, from: &[i32], to: &mut [u32]) {
+    forward_signed_with(Instructions::best(), prime, from, to);
+}
+
+fn forward_signed_with(how: Instructions, prime: usize, from: &[i32], to: &mut [u32]) {
+    let from: &[i32; N] = from.try_into().expect("a polynomial has N coefficients");
+    let to: &mut [u32; N] = to.try_into().expect("a polynomial has N evaluations");
+    match how {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Instructions::best` saw AVX-512 F and DQ.
+        Instructions::Avx512 => unsafe { kernels::avx512_signed(u32::tables(prime), from, to) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Instructions::best` saw AVX2 and FMA.
+        Instructions::Avx2 => unsafe { kernels::avx2_signed(u32::tables(prime), from, to) },
+        _ => {
+            let q = PRIMES[prime];
+            for (y, &x) in to.iter_mut().zip(from) {
+                *y = (x as u32).min((x as u32).wrapping_add(q));
+            }
+            transform(how, prime, true, N, to);
+        }
+    }
+}
+
 /// The inverse of [`forward`].
 pub fn inverse(prime: usize, size: usize, values: &mut [u32]) {
     transform(Instructions::best(), prime, false, size, values);
@@ -312,14 +342,41 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_computes_the_same_as_the_plain_twin() {
+    fn signed_coefficients_transform_like_their_residues() {
         let mut rng = SecretRng::from_os();
-        let kernels: &[Instructions] = match Instructions::best() {
+        let half = 1i64 << 24;
+        for fill in 0..3 {
+            let a: Vec<i32> = (0..N)
+                .map(|k| match fill {
+                    0 => (1 - 2 * (k as i64 & 1)) * half,
+                    1 => -half,
+                    _ => (rng.next_u64() % (2 * half as u64 + 1)) as i64 - half,
+                } as i32)
+                .collect();
+            for (prime, &q) in PRIMES.iter().enumerate() {
+                let mut want: Vec<u32> = a.iter().map(|&x| i64::from(x).rem_euclid(i64::from(q)) as u32).collect();
+                transform(Instructions::Portable, prime, true, N, &mut want);
+                for &how in kernels_here().iter().chain(&[Instructions::Portable]) {
+                    let mut got = vec![0; N];
+                    forward_signed_with(how, prime, &a, &mut got);
+                    assert!(got == want, "{how:?}, prime {prime}, fill {fill}");
+                }
+            }
+        }
+    }
+
+    fn kernels_here() -> &'static [Instructions] {
+        match Instructions::best() {
             Instructions::Avx512 => &[Instructions::Avx512, Instructions::Avx2],
             Instructions::Avx2 => &[Instructions::Avx2],
             Instructions::Portable => &[],
-        };
-        for &how in kernels {
+        }
+    }
+
+    #[test]
+    fn every_kernel_computes_the_same_as_the_plain_twin() {
+        let mut rng = SecretRng::from_os();
+        for &how in kernels_here() {
             for size in (1..=13).map(|b| 1usize << b) {
                 let count = 3;
                 for fill in 0..4 {

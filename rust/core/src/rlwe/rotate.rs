@@ -4,7 +4,7 @@
 //! Noise of one switch: the sum over primes of (centred residue) * (error), standard deviation
 //! sqrt(L N / 12) * 2^25 * 3.24, about 2^33 at level 6; a product is far above it.
 
-use super::cipher::{Ciphertext, inverse_rows};
+use super::cipher::Ciphertext;
 use super::keys::{SecretKey, copy_rows};
 use super::params::{LEVELS, N, PRIMES};
 use super::slots::Automorphism;
@@ -70,42 +70,66 @@ impl RotationKeys {
 
     /// The ciphertext of the permuted plaintext.
     pub fn apply(&self, ciphertext: &Ciphertext, automorphism: Automorphism) -> Result<Ciphertext> {
+        let mut out = Ciphertext::zero(ciphertext.level);
+        self.add_turned(&mut out, ciphertext, automorphism)?;
+        Ok(out)
+    }
+
+    /// Adds the ciphertext of the permuted plaintext to another of the same level.
+    pub fn add_turned(&self, sum: &mut Ciphertext, ciphertext: &Ciphertext, automorphism: Automorphism) -> Result<()> {
         let Some(key) = self.keys.get(&automorphism) else {
             return Err(Error::BadArgument("there is no key for this automorphism".into()));
         };
+        assert_eq!(sum.level, ciphertext.level, "ciphertexts of one level are added");
         let level = ciphertext.level;
-        let mut out = Ciphertext::zero(level);
-        let turn = |from: &[u32], into: &mut [u32]| {
-            into.iter_mut().zip(&key.permutation).for_each(|(x, &k)| *x = from[k as usize]);
-        };
-        for (from, into) in ciphertext.c[0].chunks_exact(N).zip(out.c[0].chunks_exact_mut(N)) {
-            turn(from, into);
-        }
         // Kept by the thread: fresh memory of this size would cost as much as a transform.
-        thread_local!(static SCRATCH: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) });
+        thread_local!(static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default()));
         SCRATCH.with_borrow_mut(|scratch| {
-            scratch.resize(2 * LEVELS * N, 0);
-            let (digits, rows) = scratch.split_at_mut(LEVELS * N);
-            let (digits, rows) = (&mut digits[..level * N], &mut rows[..level * N]);
-            for (from, into) in ciphertext.c[1].chunks_exact(N).zip(digits.chunks_exact_mut(N)) {
-                turn(from, into);
+            let Scratch { turned, digits, rows } = scratch;
+            let [turned, rows] = [turned, rows].map(|r| {
+                r.resize(LEVELS * N, 0);
+                &mut r[..level * N]
+            });
+            digits.resize(LEVELS * N, 0);
+            for ((prime, from), to) in ciphertext.c[0].chunks_exact(N).enumerate().zip(sum.c[0].chunks_exact_mut(N)) {
+                vector::permute(&mut rows[..N], from, &key.permutation);
+                vector::add(to, &rows[..N], PRIMES[prime]);
             }
-            inverse_rows(digits);
+            for ((prime, from), digit) in ciphertext.c[1].chunks_exact(N).enumerate().zip(digits.chunks_exact_mut(N)) {
+                let turned = &mut turned[prime * N..][..N];
+                vector::permute(turned, from, &key.permutation);
+                rows[..N].copy_from_slice(turned);
+                ntt::inverse(prime, N, &mut rows[..N]);
+                vector::centre(digit, &rows[..N], PRIMES[prime]);
+            }
             for (prime, &q) in PRIMES[..level].iter().enumerate() {
-                for (i, row) in rows.chunks_exact_mut(N).enumerate() {
-                    if i == prime {
-                        turn(&ciphertext.c[1][i * N..][..N], row);
-                    } else {
-                        vector::recentre(row, &digits[i * N..][..N], PRIMES[i], q);
-                        ntt::forward(prime, N, row);
+                for ((i, row), digit) in rows.chunks_exact_mut(N).enumerate().zip(digits.chunks_exact(N)) {
+                    if i != prime {
+                        ntt::forward_signed(prime, digit, row);
                     }
                 }
-                for (out, key) in out.c.iter_mut().zip([&key.b, &key.a]) {
-                    let parts: Vec<&[u32]> = (0..level).map(|i| &key[(i * LEVELS + prime) * N..][..N]).collect();
-                    vector::add_dot(&mut out[prime * N..][..N], rows, &parts, q);
-                }
+                let factors: Vec<[&[u32]; 3]> = (0..level)
+                    .map(|i| {
+                        let at = (i * LEVELS + prime) * N;
+                        let row = if i == prime { &turned[i * N..][..N] } else { &rows[i * N..][..N] };
+                        [row, &key.b[at..][..N], &key.a[at..][..N]]
+                    })
+                    .collect();
+                let [c0, c1] = &mut sum.c;
+                vector::add_dots([&mut c0[prime * N..][..N], &mut c1[prime * N..][..N]], &factors, q);
             }
         });
-        Ok(out)
+        Ok(())
     }
+}
+
+/// Room for one key switch.
+#[derive(Default)]
+struct Scratch {
+    /// c1, permuted.
+    turned: Vec<u32>,
+    /// Its centred coefficients, prime by prime.
+    digits: Vec<i32>,
+    /// Those modulo one prime, as evaluations.
+    rows: Vec<u32>,
 }

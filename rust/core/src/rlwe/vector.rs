@@ -55,6 +55,9 @@ const ROUND: f64 = 6755399441055744.0;
 /// 2^52: added to a small non-negative integer it shows the integer in the low bits.
 const HIGH: f64 = 4503599627370496.0;
 
+/// An automorphism moves blocks of evaluations of any power of two; this many 32-bit numbers are one AVX-512 register.
+pub(super) const BLOCK: usize = 16;
+
 /// The double of an integer below 2^31.
 #[inline(always)]
 fn double(x: u32) -> f64 {
@@ -106,24 +109,56 @@ versions! {
 }
 
 versions! {
-    /// sum += the sum of a\[i\] * b\[i\] over at most six rows, modulo q, canonical: six products of 25-bit numbers
-    /// stay below 2^53.
-    fn add_dot(sum: &mut [u32], a: &[u32], b: &[&[u32]], q: u32) {
-        debug_assert!(b.len() <= 6);
-        const LANES: usize = 64;
+    /// For k = 0 and 1: sums\[k\] += the sum of row 0 times row 1 + k over at most six triples of rows, modulo q, canonical:
+    /// six products of 25-bit numbers stay below 2^53.
+    fn add_dots(sums: [&mut [u32]; 2], triples: &[[&[u32]; 3]], q: u32) {
+        debug_assert!(triples.len() <= 6);
+        const LANES: usize = 32;
         let (q, reciprocal) = (f64::from(q), 1.0 / f64::from(q));
-        let n = sum.len();
-        for (at, s) in sum.chunks_exact_mut(LANES).enumerate() {
-            let at = at * LANES;
-            let mut total = [0f64; LANES];
-            for (row, b) in a.chunks_exact(n).zip(b) {
-                for ((t, &x), &y) in total.iter_mut().zip(&row[at..at + LANES]).zip(&b[at..at + LANES]) {
-                    *t += double(x) * double(y);
+        let [first, second] = sums;
+        for (k, (first, second)) in
+            first.as_chunks_mut::<LANES>().0.iter_mut().zip(second.as_chunks_mut::<LANES>().0).enumerate()
+        {
+            let mut totals = [[0f64; LANES]; 2];
+            let part = |row: &[u32]| -> [f64; LANES] {
+                let row = &row.as_chunks::<LANES>().0[k];
+                std::array::from_fn(|lane| double(row[lane]))
+            };
+            for [x, y, z] in triples {
+                let (x, y, z) = (part(x), part(y), part(z));
+                for lane in 0..LANES {
+                    totals[0][lane] += x[lane] * y[lane];
+                    totals[1][lane] += x[lane] * z[lane];
                 }
             }
-            for (s, &t) in s.iter_mut().zip(&total) {
-                *s = canonical(centred(centred(t, q, reciprocal) + double(*s), q, reciprocal), q);
+            for (sum, total) in [first, second].into_iter().zip(&totals) {
+                for (s, &t) in sum.iter_mut().zip(total) {
+                    *s = canonical(centred(centred(t, q, reciprocal) + double(*s), q, reciprocal), q);
+                }
             }
+        }
+    }
+}
+
+versions! {
+    /// out\[k\] = from\[permutation\[k\]\], where the permutation moves whole blocks of [`BLOCK`] values and permutes within
+    /// them.
+    fn permute(out: &mut [u32], from: &[u32], permutation: &[u32]) {
+        let (from, _) = from.as_chunks::<BLOCK>();
+        for (out, at) in out.as_chunks_mut::<BLOCK>().0.iter_mut().zip(permutation.as_chunks::<BLOCK>().0) {
+            let from = &from[at[0] as usize / BLOCK];
+            *out = std::array::from_fn(|k| from[at[k] as usize % BLOCK]);
+        }
+    }
+}
+
+versions! {
+    /// Residues as numbers around zero.
+    fn centre(out: &mut [i32], residues: &[u32], q: u32) {
+        let half = (q / 2) as i32;
+        for (y, &x) in out.iter_mut().zip(residues) {
+            let x = x as i32;
+            *y = if x > half { x - q as i32 } else { x };
         }
     }
 }
@@ -175,16 +210,6 @@ versions! {
 }
 
 versions! {
-    /// The residues modulo `to` of residues modulo `from` read as numbers around zero. Half of `from` must be below
-    /// `to`.
-    fn recentre(out: &mut [u32], residues: &[u32], from: u32, to: u32) {
-        for (y, &x) in out.iter_mut().zip(residues) {
-            *y = if x > from / 2 { x.wrapping_add(to.wrapping_sub(from)) } else { x };
-        }
-    }
-}
-
-versions! {
     /// For y = x * lift modulo q: wholes += y * whole, parts += y * part. `whole` is below 2^32.
     fn add_scaled(wholes: &mut [u64], parts: &mut [f64], x: &[u32], lift: f64, whole: u32, part: f64, q: u32) {
         let (q, reciprocal) = (f64::from(q), 1.0 / f64::from(q));
@@ -215,7 +240,8 @@ versions! {
 
 #[cfg(test)]
 mod tests {
-    use super::super::params::PRIMES;
+    use super::super::params::{N, PRIMES};
+    use super::super::slots::Automorphism;
     use super::*;
     use crate::random::SecretRng;
 
@@ -292,12 +318,21 @@ mod tests {
             add_product(&mut out, &a, &b, q);
             check("add_product", &out, &|k| x(k) * y(k) + z(k));
             out.clone_from(&s);
-            add_dot(&mut out, &a.repeat(6), &[&b[..]; 6], q);
-            check("add_dot", &out, &|k| 6 * x(k) * y(k) + z(k));
-            for to in PRIMES {
-                recentre(&mut out, &a, q, to);
-                let shift = |k| if x(k) > wide / 2 { u128::from(to) - wide % u128::from(to) } else { 0 };
-                (0..n).for_each(|k| assert_eq!(u128::from(out[k]), (x(k) + shift(k)) % u128::from(to)));
+            let mut other = s.clone();
+            add_dots([&mut out, &mut other], &[[&a[..], &b, &s]; 6], q);
+            check("add_dots", &out, &|k| 6 * x(k) * y(k) + z(k));
+            check("add_dots", &other, &|k| 6 * x(k) * z(k) + z(k));
+            let mut signed = vec![0; n];
+            centre(&mut signed, &a, q);
+            for (&got, &x) in signed.iter().zip(&a) {
+                assert!(got.rem_euclid(q as i32) as u32 == x && got.unsigned_abs() <= q / 2);
+            }
+            for k in [5, 16383, 12345] {
+                let permutation = Automorphism::from_exponent(k).unwrap().permutation();
+                let from = residues(&mut rng, N, q);
+                let mut out = vec![0; N];
+                permute(&mut out, &from, &permutation);
+                assert!(out.iter().zip(&permutation).all(|(&x, &at)| x == from[at as usize]));
             }
             let large: Vec<f64> = (0..n).map(|_| (rng.next_u64() >> 12) as f64).collect();
             scale_row(&mut out, &large, f64::from(q / 2), q);
