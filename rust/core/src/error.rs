@@ -57,6 +57,15 @@ pub enum Error {
     /// A stored correlation would have been used twice.
     #[error("one-time correlations are used up: {0}")]
     Exhausted(String),
+    /// The answers of this session have used up what flooding hides: more would tell the client of the weights.
+    #[error(
+        "this session cannot give {answers} more answers: they would show more of the weights' noise than is allowed in \
+         one session; open a new session"
+    )]
+    HidingUsedUp {
+        /// How many answers were wanted.
+        answers: usize,
+    },
     /// An earlier error ended this session.
     #[error("this session ended with an earlier error and cannot be used again")]
     SessionOver,
@@ -76,6 +85,7 @@ impl Error {
             Error::BadArgument(_) => "engine.bad_argument",
             Error::Store(_) => "engine.store",
             Error::Exhausted(_) => "engine.exhausted",
+            Error::HidingUsedUp { .. } => "engine.hiding_used_up",
             Error::SessionOver => "engine.session_over",
         }
     }

@@ -6,45 +6,37 @@
 //!
 //! Only the public plan decides what is computed, sent and allocated: no zero weight is skipped.
 
-use super::kernel::{self, Block, LANES, Modulus, ROWS, Scratch, TERMS_TOGETHER, TILE};
-use super::kernel_transform::{SIDE, Strides, Transforms};
-use super::kernel_vector::{Isa, Lines};
-use super::layout::Layout;
 use super::plan::BatchedPlan;
-use super::weights::{ExpertWeights, Gather, Row};
+use super::weights::{ExpertWeights, Row};
 use super::{ClientKeys, Encryption, Phase, ServerKeys};
 use crate::error::{Error, Result};
 use crate::field;
 use crate::net::{Channel, Kind};
 use crate::party::Party;
 use crate::random::SecretRng;
-use crate::rlwe::{self, Answer, Automorphism, Ciphertext, LEVELS, N, PRIMES, SeededCiphertext, slots};
+use crate::rlwe::{Answer, Ciphertext, LEVELS, N, SeededCiphertext, slots};
+use evaluate::{Finished, Stop, Sums, Tables, Values};
 use rayon::prelude::*;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 use zeroize::Zeroizing;
 
 mod ahead;
+mod evaluate;
+mod memory;
 pub use ahead::{Prepared, online, prepare};
+pub(super) use evaluate::lanes;
+pub(super) use memory::value_bytes;
 
 /// Request ciphertexts in one message.
 const REQUESTS_IN_MESSAGE: usize = 16;
-/// Rows of the kernel that are worked on together: every value that is read serves so many.
-const ROWS_TOGETHER: usize = 96;
-/// Bytes of transformed weights that one thread holds.
-const WEIGHT_MEMORY: usize = 80 << 20;
-
-/// Input ciphertexts that one pass of the kernel takes: enough that reading and writing the sums does not matter.
-const TERMS_AT_A_TIME: usize = 64;
-
-/// Rows that are read from the sums at a time: whole pages, in order.
-const ROWS_READ: usize = 24;
-
-/// Lanes of the kernel for a layout: t' tokens of both polynomials, rounded up to whole vectors.
-pub(super) fn lanes(layout: &Layout) -> usize {
-    (2 * layout.tokens).next_multiple_of(LANES)
-}
+/// Parts that are begun and not yet sent, for each thread: enough that none waits for the link's reply.
+const IN_FLIGHT: usize = 2;
+/// How often a server that waits for its own threads looks whether the client is still there.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Multiplies shared values by weights that only the server knows: shares of `[expert][token][column]` in, for each matrix of the
 /// plan shares of the same form out.
@@ -58,18 +50,23 @@ pub fn multiply(
     share: &[u64],
     weights: Option<&[ExpertWeights]>,
 ) -> Result<Vec<Vec<u64>>> {
-    if share.len() != plan.shape().inputs() {
-        return Err(Error::BadArgument(format!(
-            "{} values where {} were expected",
-            share.len(),
-            plan.shape().inputs()
-        )));
-    }
+    check_share(plan, share)?;
     party.step("batched product", |party| match (encryption, weights) {
         (Encryption::Client(keys), None) => client(party, keys, plan, share),
         (Encryption::Server(keys), Some(weights)) => server(party, keys, plan, Some(share), weights),
         _ => Err(Error::BadArgument("the server has the weights, and only the server".into())),
     })
+}
+
+fn check_share(plan: &BatchedPlan, share: &[u64]) -> Result<()> {
+    let inputs = plan.shape().inputs();
+    if share.len() != inputs {
+        return Err(Error::BadArgument(format!("{} values where {inputs} were expected", share.len())));
+    }
+    if share.iter().any(|&x| x >= field::P) {
+        return Err(Error::BadArgument("a share is not below p".into()));
+    }
+    Ok(())
 }
 
 /// The slots of one input ciphertext of one group: the values of its experts, tokens and columns; nothing where the
@@ -115,7 +112,7 @@ fn add_output(plan: &BatchedPlan, row: &Row, from: &[u64], into: &mut [u64]) {
 /// The output ciphertexts of one group in the order in which they are answered, cut into parts that are computed together and
 /// travel in one message.
 fn parts(plan: &BatchedPlan, group: usize) -> Vec<Vec<Row>> {
-    let together = (ROWS_TOGETHER / plan.layout().shifts().len()).max(1);
+    let together = memory::outputs_together(plan.layout());
     let all: Vec<Row> = (0..plan.shape().columns_out.len())
         .flat_map(|matrix| (0..plan.outputs(matrix)).map(move |output| Row { matrix, group, output, shift: 0 }))
         .collect();
@@ -127,6 +124,7 @@ fn zero_outputs(plan: &BatchedPlan) -> Vec<Vec<u64>> {
 }
 
 fn client(party: &mut Party, keys: &ClientKeys, plan: &BatchedPlan, share: &[u64]) -> Result<Vec<Vec<u64>>> {
+    keys.secret.budget().check(plan.answer(), plan.answers())?;
     let mut out = zero_outputs(plan);
     for group in 0..plan.groups() {
         for segment in plan.segments() {
@@ -199,14 +197,9 @@ fn server(
     if needed.iter().any(|a| !keys.rotations.automorphisms().contains(a)) {
         return Err(Error::BadArgument("this session has no rotation keys for this plan".into()));
     }
+    keys.public.budget().check(plan.answer(), plan.answers())?;
     let mut out = zero_outputs(plan);
-    let tables = Tables {
-        plan,
-        weights,
-        transforms: Transforms::new(plan.layout().cosets()),
-        gather: Gather::new(plan.layout(), weights),
-        isa: Isa::best(),
-    };
+    let tables = Tables::new(plan, weights);
     for group in 0..plan.groups() {
         for segment in plan.segments() {
             let values = receive_requests(&mut party.channel, keys, plan, group, segment.clone(), share)?;
@@ -221,53 +214,6 @@ pub(super) fn check_weights(plan: &BatchedPlan, weights: &[ExpertWeights]) -> Re
     let fits = weights.len() == shape.columns_out.len()
         && weights.iter().zip(&shape.columns_out).all(|(w, &c)| w.shape() == (shape.experts, c, shape.columns_in));
     if fits { Ok(()) } else { Err(Error::BadArgument("the weights do not have the shape of the plan".into())) }
-}
-
-/// What every part of the server's work reads.
-struct Tables<'a> {
-    plan: &'a BatchedPlan,
-    weights: &'a [ExpertWeights<'a>],
-    transforms: Transforms,
-    gather: Gather,
-    isa: Isa,
-}
-
-/// The ciphertexts of a segment as the kernel reads them: `[prime][point][input][lane]`, centred; a point's lanes are its tokens of c0 and then
-/// of c1.
-struct Values {
-    inputs: usize,
-    lanes: usize,
-    residues: Lines<i32>,
-}
-
-impl Values {
-    fn new(layout: &Layout, inputs: usize) -> Self {
-        let lanes = lanes(layout);
-        Self { inputs, lanes, residues: Lines::zeros(LEVELS * layout.cosets() * inputs * lanes) }
-    }
-
-    /// Puts ciphertexts at the inputs from `first` on.
-    fn put(&mut self, layout: &Layout, first: usize, ciphertexts: &[Ciphertext]) {
-        let (points, tokens, lanes) = (layout.cosets(), layout.tokens, self.lanes);
-        self.residues.par_chunks_exact_mut(self.inputs * lanes).enumerate().for_each(|(at, point)| {
-            let (prime, from) = (at / points, at / points * N + at % points * tokens);
-            let q = PRIMES[prime] as i32;
-            for (ciphertext, into) in ciphertexts.iter().zip(point[first * lanes..].chunks_exact_mut(lanes)) {
-                for (c, into) in ciphertext.c.iter().zip(into.chunks_exact_mut(tokens)) {
-                    for (x, &residue) in into.iter_mut().zip(&c[from..from + tokens]) {
-                        let residue = residue as i32;
-                        *x = residue - (q & ((q / 2 - residue) >> 31));
-                    }
-                }
-            }
-        });
-    }
-
-    /// The lanes of the inputs `some` at one point of one prime.
-    fn at(&self, index: usize, some: &Range<usize>) -> &[i32] {
-        let start = index * self.inputs * self.lanes;
-        &self.residues[start + some.start * self.lanes..start + some.end * self.lanes]
-    }
 }
 
 fn receive_requests(
@@ -302,6 +248,9 @@ fn receive_requests(
 }
 
 /// Computes and sends the answers of a group and segment, part by part, in order; adds the server's shares to `out`.
+///
+/// Parts are begun only as earlier ones leave, so that finished answers do not pile up before a slow link; and while one is awaited
+/// the link is watched, so that nothing is computed for long for a client that is gone.
 fn answer(
     party: &mut Party,
     keys: &ServerKeys,
@@ -311,212 +260,57 @@ fn answer(
     values: &Values,
     out: &mut [Vec<u64>],
 ) -> Result<()> {
-    let parts = parts(tables.plan, group);
+    let (plan, parts) = (tables.plan, parts(tables.plan, group));
     let spare: Mutex<Vec<Sums>> = Mutex::new(Vec::new());
-    let (done, results) = mpsc::channel();
-    let jobs: Vec<(usize, SecretRng)> = (0..parts.len()).map(|k| (k, party.rng.fork())).collect();
-    let channel = &mut party.channel;
-    keys.pool.in_place_scope_fifo(|scope| {
-        for (k, mut rng) in jobs {
-            let (done, spare, parts, segment) = (done.clone(), &spare, &parts, segment.clone());
-            scope.spawn_fifo(move |_| {
-                let mut sums = spare.lock().ok().and_then(|mut s| s.pop()).unwrap_or_default();
-                sums.multiply(tables, keys, &parts[k], segment, values);
-                let answers = sums.answers(tables.plan, keys, parts[k].len(), &mut rng);
-                if let Ok(mut spare) = spare.lock() {
-                    spare.push(sums);
-                }
-                // Nobody listens any more when the link has failed.
-                let _ = done.send((k, answers));
-            });
+    let stop = Stop::default();
+    let (spare, stop, segment) = (&spare, &stop, &segment);
+    let compute = move |part: &[Row], mut rng: SecretRng| -> Result<Finished> {
+        let mut sums = spare.lock().ok().and_then(|mut s| s.pop()).unwrap_or_default();
+        sums.multiply(tables, keys, part, segment.clone(), values, stop)?;
+        let finished = sums.answers(plan, keys, part.len(), &mut rng, stop)?;
+        if let Ok(mut spare) = spare.lock() {
+            spare.push(sums);
         }
-        drop(done);
-        let mut waiting = std::collections::BTreeMap::new();
-        let mut next = 0;
-        for (k, answers) in results {
-            waiting.insert(k, answers);
-            while let Some(answers) = waiting.remove(&next) {
-                let mut bytes = Vec::new();
-                for (row, (answer, share)) in parts[next].iter().zip(answers?) {
-                    bytes.extend(answer.to_bytes(tables.plan.answer()));
-                    add_output(tables.plan, row, &share, &mut out[row.matrix]);
-                }
-                channel.send(Kind::Answer, &bytes)?;
-                channel.flush()?;
-                next += 1;
+        Ok(finished)
+    };
+    let most = IN_FLIGHT * keys.pool.current_num_threads();
+    keys.pool.in_place_scope_fifo(|scope| {
+        // However this ends, what still runs need not finish.
+        let _stop = stop.at_the_end();
+        let mut begun = VecDeque::with_capacity(most);
+        let mut todo = parts.iter();
+        for part in &parts {
+            while begun.len() < most
+                && let Some(part) = todo.next()
+            {
+                let (done, result) = mpsc::sync_channel(1);
+                let rng = party.rng.fork();
+                // Nobody listens any more when the link has failed.
+                scope.spawn_fifo(move |_| drop(done.send(compute(part, rng))));
+                begun.push_back(result);
+            }
+            let finished = begun.pop_front().map(|result| awaited(&mut party.channel, &result));
+            let Finished { bytes, shares } = finished.expect("every part is begun before it is awaited")??;
+            party.channel.send(Kind::Answer, &bytes)?;
+            party.channel.flush()?;
+            for (row, share) in part.iter().zip(&shares) {
+                add_output(plan, row, share, &mut out[row.matrix]);
             }
         }
         Ok(())
     })
 }
 
-/// Hides a product; the answer and the server's share of its slots.
-fn finish(
-    keys: &ServerKeys,
-    plan: &BatchedPlan,
-    product: Ciphertext,
-    rng: &mut SecretRng,
-) -> Result<(Answer, Zeroizing<Vec<u64>>)> {
-    let zero = keys.public.encrypt_zero(LEVELS, rng);
-    let (answer, share) = rlwe::finish_slots(product, zero, plan.answer(), rng)?;
-    Ok((answer, Zeroizing::new(slots::decode(&Zeroizing::new(share)))))
-}
-
-/// The sums of one part: for each output ciphertext and shift one row of the kernel.
-#[derive(Default)]
-struct Sums {
-    panels: usize,
-    /// `[prime][point][panel][lane block][row][lane]`.
-    sums: Lines<i32>,
-    /// `[prime]` and then as in [`Block::weights`], one stretch of inputs at a time.
-    weights: Lines<i32>,
-    slots: Lines<f64>,
-    work: Lines<f64>,
-    scratch: Scratch,
-}
-
-impl Sums {
-    /// Computes the sums of every shift of the output ciphertexts in `part`.
-    fn multiply(&mut self, tables: &Tables, keys: &ServerKeys, part: &[Row], segment: Range<usize>, values: &Values) {
-        let layout = tables.plan.layout();
-        let (points, lane_blocks) = (layout.cosets(), values.lanes / LANES);
-        let shifts = layout.shifts().len();
-        let rows: Vec<Row> = part.iter().flat_map(|row| (0..shifts).map(move |shift| Row { shift, ..*row })).collect();
-        self.panels = rows.len().div_ceil(ROWS);
-        self.sums.size(LEVELS * points * self.panels * lane_blocks * TILE);
-        self.sums.fill(0);
-        self.slots.size(TERMS_TOGETHER * points * SIDE);
-        self.work.size(points * SIDE);
-        let in_memory = WEIGHT_MEMORY / (4 * LEVELS * points * self.panels * ROWS);
-        let step = (in_memory / TERMS_TOGETHER * TERMS_TOGETHER).clamp(TERMS_TOGETHER, TERMS_AT_A_TIME);
-        let inputs = segment.len();
-        for from in (0..inputs).step_by(step) {
-            let some = from..(from + step).min(inputs);
-            let next_values = values.inputs * values.lanes;
-            let block = Block { panels: self.panels, terms: some.len(), lane_blocks, points, next_values };
-            self.weights.size(LEVELS * block.weights());
-            let strides = Strides { prime: block.weights(), point: TERMS_TOGETHER * ROWS };
-            keys.work.time(Phase::Weights, || {
-                for (panel, rows) in rows.chunks(ROWS).enumerate() {
-                    for first in (0..block.terms).step_by(TERMS_TOGETHER) {
-                        let count = TERMS_TOGETHER.min(block.terms - first);
-                        let slots = &mut self.slots[..count * points * SIDE];
-                        for (term, slots) in slots.chunks_exact_mut(points * SIDE).enumerate() {
-                            let input = segment.start + some.start + first + term;
-                            tables.gather.slots(tables.weights, rows, input, slots);
-                        }
-                        let out = &mut self.weights[block.weight(panel, first, 0)..];
-                        tables.transforms.run(tables.isa, slots, &mut self.work, out, strides);
-                    }
-                }
-            });
-            keys.work.time(Phase::Kernel, || {
-                for (index, sums) in self.sums.chunks_exact_mut(block.sums()).enumerate() {
-                    let (prime, point) = (index / points, index % points);
-                    let weights = &self.weights[prime * block.weights()..][..block.weights()];
-                    let (values, m) = (values.at(index, &some), Modulus::new(PRIMES[prime]));
-                    kernel::accumulate(tables.isa, block, point, weights, values, sums, m, &mut self.scratch);
-                }
-            });
+/// What a thread made, or the end of the link if that comes first.
+fn awaited<T>(channel: &mut Channel, result: &mpsc::Receiver<T>) -> Result<T> {
+    loop {
+        match result.recv_timeout(LOOK) {
+            Ok(made) => return Ok(made),
+            Err(RecvTimeoutError::Timeout) => channel.check_peer()?,
+            // The thread panicked, which the scope will say.
+            Err(RecvTimeoutError::Disconnected) => return Err(Error::SessionOver),
         }
     }
-
-    /// Some rows as ciphertexts.
-    fn ciphertexts(&self, layout: &Layout, rows: Range<usize>) -> Vec<Ciphertext> {
-        let (points, tokens) = (layout.cosets(), layout.tokens);
-        let lane_blocks = lanes(layout) / LANES;
-        let mut out: Vec<Ciphertext> = rows.clone().map(|_| Ciphertext::zero(LEVELS)).collect();
-        let mut line = vec![0u32; lane_blocks * LANES];
-        for (index, sums) in self.sums.chunks_exact(self.panels * lane_blocks * TILE).enumerate() {
-            let (prime, from) = (index / points, index / points * N + index % points * tokens);
-            let q = PRIMES[prime] as i32;
-            for (row, out) in rows.clone().zip(&mut out) {
-                let panel = &sums[row / ROWS * lane_blocks * TILE..][..lane_blocks * TILE];
-                let of_row = panel.chunks_exact(TILE).map(|tile| &tile[row % ROWS * LANES..][..LANES]);
-                for (line, sums) in line.chunks_exact_mut(LANES).zip(of_row) {
-                    for (x, &sum) in line.iter_mut().zip(sums) {
-                        // Centred, off by at most 2: one addition and one subtraction make it canonical.
-                        let sum = sum + (q & (sum >> 31));
-                        let less = sum - q;
-                        *x = (less + (q & (less >> 31))) as u32;
-                    }
-                }
-                for (c, line) in out.c.iter_mut().zip(line.chunks_exact(tokens)) {
-                    c[from..from + tokens].copy_from_slice(line);
-                }
-            }
-        }
-        out
-    }
-
-    /// The answers of the `outputs` output ciphertexts of the part.
-    fn answers(
-        &self,
-        plan: &BatchedPlan,
-        keys: &ServerKeys,
-        outputs: usize,
-        rng: &mut SecretRng,
-    ) -> Result<Vec<(Answer, Zeroizing<Vec<u64>>)>> {
-        let shifts = plan.layout().shifts().len();
-        let at_once = (ROWS_READ / shifts).max(1);
-        let mut out = Vec::with_capacity(outputs);
-        for from in (0..outputs).step_by(at_once) {
-            let rows = from * shifts..(from + at_once).min(outputs) * shifts;
-            let mut rows = keys.work.time(Phase::Rotate, || self.ciphertexts(plan.layout(), rows)).into_iter();
-            while rows.len() > 0 {
-                let sum = keys.work.time(Phase::Rotate, || rotated(plan, keys, &mut rows))?;
-                out.push(keys.work.time(Phase::Hide, || finish(keys, plan, sum, rng))?);
-            }
-        }
-        Ok(out)
-    }
-}
-
-/// The sums of one output ciphertext, the next `rows`, shifted to where they belong and added up.
-fn rotated(plan: &BatchedPlan, keys: &ServerKeys, rows: &mut impl Iterator<Item = Ciphertext>) -> Result<Ciphertext> {
-    let layout = plan.layout();
-    let mut halves = Vec::with_capacity(2);
-    for of_half in layout.shifts().chunks(2 * layout.rotated - 1) {
-        let (mut left, mut right) = (vec![None; layout.rotated], vec![None; layout.rotated]);
-        for shift in of_half {
-            let side = if shift.shift >= 0 { &mut left } else { &mut right };
-            side[shift.shift.unsigned_abs()] = rows.next();
-        }
-        let block = layout.slots_in_block() as isize;
-        let mut sum = fold(keys, left, block)?;
-        if let (Some(sum), Some(other)) = (&mut sum, fold(keys, right, -block)?) {
-            sum.add(&other);
-        }
-        halves.extend(sum);
-    }
-    let mut halves = halves.into_iter();
-    let mut sum = halves.next().expect("the unshifted sums are always there");
-    if let Some(swapped) = halves.next() {
-        sum.add(&keys.rotations.apply(&swapped, Automorphism::new(0, true))?);
-    }
-    Ok(sum)
-}
-
-/// The sum of all `rows[k]` shifted by k blocks, with keys for powers of two only: pairs, then pairs of pairs.
-fn fold(keys: &ServerKeys, mut rows: Vec<Option<Ciphertext>>, block: isize) -> Result<Option<Ciphertext>> {
-    let mut step = block;
-    while rows.len() > 1 {
-        let mut pairs = Vec::with_capacity(rows.len() / 2);
-        let mut all = rows.into_iter();
-        while let Some(mut even) = all.next() {
-            if let Some(odd) = all.next().flatten() {
-                let moved = keys.rotations.apply(&odd, Automorphism::new(step, false))?;
-                match &mut even {
-                    Some(even) => even.add(&moved),
-                    None => even = Some(moved),
-                }
-            }
-            pairs.push(even);
-        }
-        rows = pairs;
-        step *= 2;
-    }
-    Ok(rows.pop().flatten())
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ pub mod layout;
 pub mod plan;
 pub mod shared;
 pub mod single;
+mod ticket;
 pub mod triples;
 pub mod weights;
 mod work;
@@ -23,18 +24,21 @@ pub use work::{Phase, Work};
 use crate::error::{Error, Result};
 use crate::net::Kind;
 use crate::party::{Party, Role};
-use crate::rlwe::{Automorphism, PublicKey, RotationKeys, SecretKey};
+use crate::rlwe::{Automorphism, HidingBudget, PublicKey, RotationKeys, SecretKey};
 use rayon::ThreadPool;
 use std::sync::Arc;
+use ticket::Tickets;
 
 /// What the client keeps for a session's products.
 pub struct ClientKeys {
     /// Decrypts; never leaves.
     pub secret: Arc<SecretKey>,
     /// The threads that work for this party.
-    pub pool: ThreadPool,
+    pub pool: Arc<ThreadPool>,
     /// What they spent their time on.
     pub(crate) work: Work,
+    /// Numbers the products made ahead.
+    tickets: Tickets,
 }
 
 /// What the server keeps for a session's products.
@@ -44,9 +48,11 @@ pub struct ServerKeys {
     /// Turns ciphertexts.
     pub(crate) rotations: RotationKeys,
     /// The threads that work for this party.
-    pub pool: ThreadPool,
+    pub pool: Arc<ThreadPool>,
     /// What they spent their time on.
     pub(crate) work: Work,
+    /// Numbers the products made ahead.
+    tickets: Tickets,
 }
 
 /// One party's keys of a session, and its threads.
@@ -84,6 +90,8 @@ impl Encryption {
             .num_threads(threads.max(1))
             .build()
             .map_err(|error| Error::Unsupported(format!("threads cannot be started: {error}")))?;
+        let pool = Arc::new(pool);
+        let (work, tickets) = (Work::default(), Tickets::new(transcript));
         match party.role {
             Role::Client => {
                 let secret = SecretKey::generate(&mut party.rng);
@@ -91,7 +99,7 @@ impl Encryption {
                 bytes.extend(secret.rotation_keys(&needed, &mut party.rng).to_bytes());
                 party.channel.send(Kind::Keys, &bytes)?;
                 party.channel.flush()?;
-                Ok(Encryption::Client(ClientKeys { secret: Arc::new(secret), pool, work: Work::default() }))
+                Ok(Encryption::Client(ClientKeys { secret: Arc::new(secret), pool, work, tickets }))
             }
             Role::Server => {
                 let length = PublicKey::WIRE_LEN + RotationKeys::wire_len(needed.len());
@@ -100,7 +108,7 @@ impl Encryption {
                 let read = PublicKey::from_bytes(public, transcript)
                     .and_then(|public| Ok((public, RotationKeys::from_bytes(rotations, &needed)?)));
                 let (public, rotations) = read.map_err(|_| party.channel.refuse("keys that are none"))?;
-                Ok(Encryption::Server(ServerKeys { public: Arc::new(public), rotations, pool, work: Work::default() }))
+                Ok(Encryption::Server(ServerKeys { public: Arc::new(public), rotations, pool, work, tickets }))
             }
         }
     }
@@ -110,6 +118,21 @@ impl Encryption {
         match self {
             Encryption::Client(keys) => &keys.work,
             Encryption::Server(keys) => &keys.work,
+        }
+    }
+
+    fn tickets(&self) -> &Tickets {
+        match self {
+            Encryption::Client(keys) => &keys.tickets,
+            Encryption::Server(keys) => &keys.tickets,
+        }
+    }
+
+    /// How much of what floods can hide the answers of this session have used.
+    pub fn budget(&self) -> &HidingBudget {
+        match self {
+            Encryption::Client(keys) => keys.secret.budget(),
+            Encryption::Server(keys) => keys.public.budget(),
         }
     }
 

@@ -1,10 +1,12 @@
 //! The public plan of a batched product: its shape, the layout that is cheapest for it, and the proof that it fits.
 
+use super::batched::value_bytes;
 use super::layout::{Layout, RowUse};
+use super::ticket::Ticket;
 use crate::error::{Error, Result};
 use crate::field::{self, P};
 use crate::rlwe::params::Shape;
-use crate::rlwe::{AnswerPlan, Automorphism, LEVELS, N, SeededCiphertext};
+use crate::rlwe::{AnswerPlan, Automorphism, LEVELS, N, RotationKeys, SeededCiphertext};
 
 /// The shape of a batched product: every expert has `tokens` rows of `columns_in` values, and one or more matrices to
 /// multiply them by.
@@ -78,7 +80,7 @@ pub struct BatchedPlan {
     answer: AnswerPlan,
 }
 
-/// Bytes of expanded request that the server holds at a time.
+/// Bytes of expanded request, in the order of the kernel, that the server holds at a time.
 const REQUEST_MEMORY: usize = 1 << 30;
 
 impl BatchedPlan {
@@ -88,7 +90,8 @@ impl BatchedPlan {
     }
 
     /// The fastest plan for a shape that takes at most so many bytes, both directions together: sending input columns twice
-    /// saves a third of the multiplications and most rotations, so time and bytes are traded.
+    /// saves a third of the multiplications and most rotations, so time and bytes are traded. The keys of its rotations are not
+    /// counted: they travel once a session ([`BatchedPlan::key_bytes`]).
     pub fn within(shape: BatchedShape, conditions: Conditions, most_bytes: usize) -> Result<Self> {
         let best = Self::layouts(&shape)?
             .into_iter()
@@ -106,7 +109,7 @@ impl BatchedPlan {
             return Err(Error::BadArgument("this layout is not for this product".into()));
         }
         let inputs = shape.columns_in.div_ceil(layout.columns_in());
-        let held = (REQUEST_MEMORY / (2 * LEVELS * N * 4)).max(1);
+        let held = (REQUEST_MEMORY / value_bytes(&layout)).max(1);
         let mut segments = inputs.div_ceil(held);
         loop {
             let noise = Self::noise(&layout, inputs.div_ceil(segments));
@@ -119,10 +122,14 @@ impl BatchedPlan {
     }
 
     /// What the noise bound of an answer rests on: every product that is added into it, and every key switch.
+    ///
+    /// Of tokens one slot wide, a shift by r and one by r less the whole row are one rotation: what two such sums make of
+    /// one request may add up in phase, which doubles their mean square.
     fn noise(layout: &Layout, inputs: usize) -> Shape {
+        let in_phase = if layout.tokens == 1 && layout.rotated > 1 { 2 } else { 1 };
         Shape {
             level: LEVELS,
-            products: inputs * layout.shifts().len(),
+            products: inputs * layout.shifts().len() * in_phase,
             nonzero: layout.cosets(),
             magnitude: P as f64 / 2.0,
             rotations: layout.shifts().len() - 1,
@@ -250,9 +257,14 @@ impl BatchedPlan {
         self.answers() * self.answer.answer_len(N)
     }
 
-    /// Bytes that the input of the online half of a prepared product takes.
+    /// Bytes of the keys of its rotations, of which a session sends only those that it has not sent before.
+    pub fn key_bytes(&self) -> usize {
+        RotationKeys::wire_len(self.automorphisms().len())
+    }
+
+    /// Bytes that the input of the online half of a prepared product takes, with the number of that product.
     pub fn online_bytes(&self) -> usize {
-        field::packed_len(self.shape.inputs(), field::P_BITS)
+        Ticket::WIRE_LEN + field::packed_len(self.shape.inputs(), field::P_BITS)
     }
 
     /// What the cost model thinks this plan takes.

@@ -16,11 +16,33 @@ use crate::net::{Channel, Kind};
 use crate::party::{TripleSupply, Triples};
 use crate::random::SecretRng;
 use crate::rlwe::params::Shape;
-use crate::rlwe::{Answer, AnswerPlan, Ciphertext, LEVELS, N, PublicKey, SecretKey, finish_slots, slots};
+use crate::rlwe::{Answer, AnswerPlan, Ciphertext, HidingBudget, LEVELS, N, PublicKey, SecretKey, finish_slots, slots};
 use rayon::ThreadPool;
 use rayon::prelude::*;
 use std::sync::Arc;
 use zeroize::{Zeroize, Zeroizing};
+
+/// A short request as bytes: their number, and whether some bytes are one. For tests and fuzzers.
+#[cfg(any(test, feature = "insecure-test-dealer"))]
+pub mod foreign {
+    use super::{LEVELS, N, short};
+    use crate::field;
+    use crate::random::{PublicSeed, SecretRng};
+    use crate::rlwe::SecretKey;
+
+    /// A short request as a client sends it.
+    pub fn good_short_request() -> Vec<u8> {
+        let mut rng = SecretRng::from_insecure_fixed_seed(1);
+        let mut plain = field::random_vector(&mut rng, N);
+        let key = SecretKey::generate(&mut rng);
+        short::shorten(key.encrypt(LEVELS, &plain, &mut rng), &mut plain)
+    }
+
+    /// Reads one; there is nothing to write again, because the server computes with it at once.
+    pub fn short_request(bytes: &[u8]) -> bool {
+        short::expand(bytes, &PublicSeed([7; 32])).is_ok()
+    }
+}
 
 /// Batches (of 8192) in one message.
 const BATCHES_A_MESSAGE: usize = 4;
@@ -60,6 +82,15 @@ impl Correlation {
 enum Keys {
     Client(Arc<SecretKey>),
     Server(Arc<PublicKey>),
+}
+
+impl Keys {
+    fn budget(&self) -> &HidingBudget {
+        match self {
+            Keys::Client(key) => key.budget(),
+            Keys::Server(key) => key.budget(),
+        }
+    }
 }
 
 /// Unused correlations of one kind: [a, b, c], or [a, c] for squares. Taken from the end, so each is given out once.
@@ -176,6 +207,7 @@ impl EncryptedTriples {
         if batches == 0 {
             return Ok(());
         }
+        self.keys.budget().check(&what.answer_plan()?, batches)?;
         stock.room(batches * N);
         let work = Work { what, batches, rng: &mut self.rng, pool: self.pool.as_deref(), stock };
         channel.step("triples", |channel| match &self.keys {
@@ -323,6 +355,7 @@ fn cross_terms(requests: &[Ciphertext], plains: &Plains) -> Ciphertext {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::matmul::{BatchedPlan, BatchedShape, Conditions};
     use crate::net::memory;
     use std::collections::HashSet;
 
@@ -418,6 +451,41 @@ mod tests {
         let cost = costs.iter().find(|cost| cost.step == "triples").unwrap();
         let each = (cost.bytes_sent + cost.bytes_received) as f64 / (5 * N) as f64;
         assert!(each < 39.3, "{each} bytes a triple");
+    }
+
+    #[test]
+    fn a_supply_whose_session_has_used_up_its_hiding_makes_no_more() {
+        let (c, s, _) = run(|supply, channel| {
+            let plan = Correlation::Triple.answer_plan().unwrap();
+            supply.keys.budget().leave(&plan, 2);
+            supply.refill(channel, 2 * N).unwrap();
+            supply.triples(channel, 2 * N).unwrap();
+            supply.triples(channel, 1).map(drop).unwrap_err().code()
+        });
+        assert_eq!([c, s], ["engine.hiding_used_up"; 2]);
+    }
+
+    /// What a session's hiding lasts for: prompts of 2048 token slots through DeepSeekMoE's 27 layers, the products of the
+    /// experts and the triples of their activations.
+    #[test]
+    fn a_session_answers_two_large_prompts() {
+        let layer = |columns_in, columns_out: &[usize]| BatchedShape {
+            experts: 64,
+            tokens: 32,
+            columns_in,
+            columns_out: columns_out.to_vec(),
+        };
+        let first = BatchedPlan::new(layer(2048, &[1408, 1408]), Conditions::LAN).unwrap();
+        let rest = 350_000_000 - first.request_bytes() - first.answer_bytes();
+        let second = BatchedPlan::within(layer(1408, &[2048]), Conditions::LAN, rest).unwrap();
+        let part = |plan: &AnswerPlan, answers: usize| {
+            answers as f64 * plan.hiding_cost() as f64 / f64::from(HidingBudget::WHOLE_LOG2).exp2()
+        };
+        let products = part(first.answer(), first.answers()) + part(second.answer(), second.answers());
+        let triple = Correlation::Triple.answer_plan().unwrap();
+        let triples = part(&triple, 3 * 64 * 32 * 1408 / N);
+        println!("a layer: 1/{:.0} for products, 1/{:.0} for triples", 1.0 / products, 1.0 / triples);
+        assert!(2.0 * 27.0 * (products + triples) < 1.0);
     }
 
     #[test]

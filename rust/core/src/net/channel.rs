@@ -119,6 +119,13 @@ impl Channel {
         self.note(started, outcome)
     }
 
+    /// Fails if the peer is known to be gone, without waiting: for a party that computes for long between two messages.
+    pub fn check_peer(&mut self) -> Result<()> {
+        self.check()?;
+        let outcome = self.pipe.check();
+        self.note(Instant::now(), outcome)
+    }
+
     /// Receives the next message, which must have this kind and exactly this length.
     pub fn receive(&mut self, kind: Kind, length: usize) -> Result<Vec<u8>> {
         self.receive_between(kind, length, length)

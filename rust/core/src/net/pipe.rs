@@ -28,6 +28,10 @@ pub trait Pipe: Send {
         }
         Ok(body)
     }
+    /// Fails if the peer is known to be gone; never waits. A pipe that cannot know says that all is well.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
     /// How long the peer may be silent while something is due.
     fn set_quiet_limit(&mut self, limit: Duration) {
         let _ = limit;

@@ -120,6 +120,10 @@ impl Pipe for ShapedPipe {
         Ok(())
     }
 
+    fn check(&self) -> Result<()> {
+        self.inner.check()
+    }
+
     fn set_quiet_limit(&mut self, limit: Duration) {
         self.inner.set_quiet_limit(limit);
     }

@@ -240,6 +240,14 @@ impl Pipe for SocketPipe {
         Ok(body)
     }
 
+    fn check(&self) -> Result<()> {
+        let state = self.shared.lock();
+        match state.read_end.as_ref().or(state.write_end.as_ref()) {
+            Some(end) => Err(end.error()),
+            None => Ok(()),
+        }
+    }
+
     fn set_quiet_limit(&mut self, limit: Duration) {
         self.limits.quiet = limit;
     }

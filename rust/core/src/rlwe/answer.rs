@@ -26,7 +26,7 @@ pub struct Answer {
 
 /// The server's end of a product in slots: returns the answer and the server's share, a uniform polynomial modulo p
 /// (coefficients; its [`super::slots::decode`] is the share of every slot). The two shares add up to the product
-/// exactly.
+/// exactly. Counted in the budget of the key that made the zero; refused when that is spent.
 pub fn finish_slots(
     mut product: Ciphertext,
     zero: EncryptionOfZero,
@@ -35,6 +35,7 @@ pub fn finish_slots(
 ) -> Result<(Answer, Vec<u64>)> {
     let flood_log2 = plan.flood_log2.ok_or_else(|| Error::BadArgument("this plan is for coefficients".into()))?;
     check_plan(&product, plan)?;
+    zero.budget.spend(plan)?;
     product.add_zero(zero);
     let [mut c0, mut c1] = product.c;
     inverse_rows(&mut c0);
@@ -123,9 +124,11 @@ pub(super) fn flood(c0: &mut [u32], width: u32, rng: &mut SecretRng) {
 }
 
 impl SecretKey {
-    /// The client's share of an answer in slots: a polynomial modulo p.
+    /// The client's share of an answer in slots: a polynomial modulo p. Counted in this key's budget.
     pub fn open_slots(&self, answer: &Answer, plan: &AnswerPlan) -> Result<Vec<u64>> {
-        self.open(answer, plan, None)
+        let share = self.open(answer, plan, None)?;
+        self.budget().spend(plan)?;
+        Ok(share)
     }
 
     /// The client's share of the wanted coefficients.

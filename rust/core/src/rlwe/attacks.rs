@@ -69,7 +69,7 @@ fn two_answers_with_one_zero_give_the_difference_of_their_weights() {
     let mut truth = vec![0; N];
     reduce_plain(0, &difference, &mut truth);
     let zero = public.encrypt_zero(3, &mut rng);
-    let copy = EncryptionOfZero(zero.0.clone());
+    let copy = EncryptionOfZero { zero: zero.zero.clone(), budget: zero.budget.clone() };
     let attack = |first: EncryptionOfZero, second: EncryptionOfZero| {
         let mut answers = [(&w, first), (&v, second)].map(|(w, zero)| {
             let mut answer = Ciphertext::zero(3);

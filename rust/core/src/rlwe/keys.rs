@@ -1,12 +1,14 @@
 //! The client's secret key and what is derived from it.
 
 use super::arithmetic::{self, Encoder, add_product_rows, small_rows};
+use super::budget::HidingBudget;
 use super::cipher::{Ciphertext, SeededCiphertext, forward_rows, inverse_rows};
 use super::params::{LEVELS, N, PRIMES};
 use super::{ntt, sample, vector};
 use crate::random::{PublicSeed, SecretRng};
 use rand_core::RngCore;
 use sha2::{Digest, Sha256};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zeroize::Zeroizing;
 
@@ -18,6 +20,7 @@ pub struct SecretKey {
     pub(super) rows: Zeroizing<Vec<u32>>,
     seed: PublicSeed,
     next: AtomicU64,
+    budget: HidingBudget,
 }
 
 impl SecretKey {
@@ -28,7 +31,12 @@ impl SecretKey {
         forward_rows(&mut rows);
         // The seed is public, so it comes from a generator of its own.
         let seed = PublicSeed::fresh(&mut SecretRng::from_os());
-        Self { rows, seed, next: AtomicU64::new(0) }
+        Self { rows, seed, next: AtomicU64::new(0), budget: HidingBudget::default() }
+    }
+
+    /// How much of what floods can hide the answers opened with this key have used.
+    pub fn budget(&self) -> &HidingBudget {
+        &self.budget
     }
 
     /// The seed that expands this key's requests; it travels with the public key.
@@ -99,7 +107,7 @@ impl SecretKey {
     pub fn public_key(&self, transcript: &[u8; 32], rng: &mut SecretRng) -> PublicKey {
         let a = transcript_polynomial(transcript);
         let b = self.mask(LEVELS, copy_rows(&a), |_, row| row.fill(0), rng);
-        PublicKey { seed: self.seed, a, b }
+        PublicKey { seed: self.seed, a, b, budget: Arc::default() }
     }
 }
 
@@ -120,9 +128,15 @@ pub struct PublicKey {
     pub(super) seed: PublicSeed,
     pub(super) a: Vec<u32>,
     pub(super) b: Vec<u32>,
+    pub(super) budget: Arc<HidingBudget>,
 }
 
 impl PublicKey {
+    /// How much of what floods can hide the answers under this key have used.
+    pub fn budget(&self) -> &HidingBudget {
+        &self.budget
+    }
+
     /// The seed of the client's requests.
     pub fn request_seed(&self) -> PublicSeed {
         self.seed
@@ -146,18 +160,22 @@ impl PublicKey {
                 vector::add_product(out, &u, &key[at.clone()], q);
             }
         }
-        EncryptionOfZero(zero)
+        EncryptionOfZero { zero, budget: self.budget.clone() }
     }
 }
 
 /// A fresh encryption of zero, good for one answer: it cannot be copied, and adding it consumes it.
 ///
 /// Used twice, the difference of the two answers would be a noiseless function of the weights.
-pub struct EncryptionOfZero(pub(super) Ciphertext);
+pub struct EncryptionOfZero {
+    pub(super) zero: Ciphertext,
+    /// The book of the key it was made with: an answer in slots is counted there.
+    pub(super) budget: Arc<HidingBudget>,
+}
 
 impl Ciphertext {
     /// Adds a fresh encryption of zero, which hides in c1 everything but the value.
     pub fn add_zero(&mut self, zero: EncryptionOfZero) {
-        self.add(&zero.0);
+        self.add(&zero.zero);
     }
 }

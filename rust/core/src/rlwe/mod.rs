@@ -10,6 +10,7 @@
 
 pub mod answer;
 mod arithmetic;
+mod budget;
 mod cipher;
 #[cfg(target_arch = "x86_64")]
 mod kernels;
@@ -26,6 +27,7 @@ mod wire;
 
 pub use answer::{Answer, finish_coefficients, finish_slots};
 pub use arithmetic::reduce_plain;
+pub use budget::HidingBudget;
 pub use cipher::{Ciphertext, SeededCiphertext, encode, plain_evaluations};
 pub use keys::{EncryptionOfZero, PublicKey, SecretKey};
 pub use params::{AnswerPlan, LEVELS, N, PRIMES};

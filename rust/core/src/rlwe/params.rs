@@ -4,6 +4,7 @@
 //! so it is a table. Whether a result can be decrypted depends on the computation's shape; so it is a function of the
 //! shape, asked when a plan is made, and an answer can be made only with a plan that passed.
 
+use super::budget::HidingBudget;
 use crate::error::{Error, Result};
 use crate::field;
 
@@ -25,10 +26,16 @@ pub const MAX_MODULUS_BITS: f64 = 200.0;
 pub const MAX_C1_BITS: usize = 53;
 /// A bound is this many standard deviations: a sub-Gaussian variable passes it with probability below 2^-140.
 pub const DEVIATIONS: f64 = 14.0;
-/// Coefficients answered under one key for which the flood is dimensioned.
+/// Every plan's flood is wide enough for 2 to so many coefficients in one session; most are wider.
 pub const FLOODED_COEFFICIENTS_LOG2: f64 = 28.0;
-/// The statistical distance of all those coefficients together from ones without noise is below 2 to minus this.
+/// The statistical distance of all answers of one session from ones without noise is below 2 to minus this.
 pub const FLOOD_SECURITY_BITS: f64 = 40.0;
+/// The Fisher information of the sum of four uniforms of width one, from above.
+const FLOOD_INFORMATION: f64 = 3.2;
+/// Bits of distance for what the continuous bound leaves out: the uniforms are integers of 64 bits with one low part in common.
+const FLOOD_SLACK: f64 = 0.01;
+/// Widths of the flood that can be sampled.
+const FLOOD_LOG2: std::ops::RangeInclusive<u32> = 64..=120;
 
 /// One line of the security table: estimated cost of the best known attack on everything published under one key.
 #[derive(Debug)]
@@ -111,31 +118,49 @@ pub struct Shape {
     /// The largest absolute value of such a coefficient: p / 2 for a weight in slots, the weight itself in
     /// coefficients.
     pub magnitude: f64,
-    /// Ciphertexts that pass a key switch before they are added into the answer.
+    /// Ciphertexts that pass a key switch before they are added into the answer, each with another rotation: then one request is
+    /// met by up to `rotations + 1` of the products.
     pub rotations: usize,
 }
 
 impl Shape {
-    /// The standard deviation of one coefficient of the noise, for the worst weights of this magnitude.
+    /// The root of the mean square over the coefficients of one answer's noise, for the worst weights of this magnitude.
+    /// That is what hiding depends on: squared distances add up over coefficients.
     ///
     /// Products: a fresh coefficient has variance sigma^2 + 1/12 (error and rounding of the encoding), on the
-    /// client's side and 1/12 on the server's. A key switch adds one product of a centred residue and an error for each
-    /// prime and coefficient. The encryption of zero adds two products of a ternary polynomial with an error, and an
-    /// error.
+    /// client's side and 1/12 on the server's; the roundings of a share, which is uniform, are taken as independent. A key
+    /// switch adds one product of a centred residue and an error for each prime and coefficient; all switches of an
+    /// answer may use one key, so their noise may add up in phase. The encryption of zero adds two products of a ternary
+    /// polynomial with an error, and an error.
+    ///
+    /// Several shifts of one request meet the same error e, but for the mean square they add up as if each had one of
+    /// its own, whatever the weights. The noise is sum_s (w_s e)(X^(g_s)); its value at a root z^a is
+    /// sum_s w_s(z^(a g_s)) e(z^(a g_s)); coefficients of e are independent, so its values at different roots of X^N + 1
+    /// are uncorrelated; shifts are different, so all roots in the sum are; and the mean square over coefficients is that
+    /// over roots.
     pub fn noise_sigma(&self) -> f64 {
+        let [products, switches, zero] = self.variances();
+        (products + switches + zero).sqrt()
+    }
+
+    /// A bound on the absolute value of every coefficient of the noise: 14 standard deviations of the worst. A single coefficient
+    /// can gather what shifts make of one error in phase (a shift leaves coefficient 0 where it is, so equal weights do it
+    /// there): at most a factor of their number in the variance, by Cauchy and Schwarz.
+    pub fn noise_bound(&self) -> f64 {
+        let [products, switches, zero] = self.variances();
+        DEVIATIONS * (products * (self.rotations + 1) as f64 + switches + zero).sqrt()
+    }
+
+    /// The mean variance of a coefficient: from products, from key switches, from the encryption of zero.
+    fn variances(&self) -> [f64; 3] {
         let n = N as f64;
         let error = ERROR_SIGMA * ERROR_SIGMA;
         let products =
             self.products as f64 * self.nonzero as f64 * self.magnitude * self.magnitude * (error + 2.0 / 12.0);
         let residue = f64::from(PRIMES[0]);
-        let switches = self.rotations as f64 * self.level as f64 * n * residue * residue / 12.0 * error;
+        let switches = (self.rotations as f64).powi(2) * self.level as f64 * n * residue * residue / 12.0 * error;
         let zero = error * (2.0 * n * 2.0 / 3.0 + 1.0);
-        (products + switches + zero).sqrt()
-    }
-
-    /// A bound on the absolute value of every coefficient of the noise: 14 standard deviations.
-    pub fn noise_bound(&self) -> f64 {
-        DEVIATIONS * self.noise_sigma()
+        [products, switches, zero]
     }
 }
 
@@ -147,6 +172,8 @@ pub struct AnswerPlan {
     pub(super) flood_log2: Option<u32>,
     pub(super) c0_bits: usize,
     pub(super) c1_bits: usize,
+    /// What one answer takes of a session's hiding, in parts of the whole.
+    hiding_cost: u64,
 }
 
 impl AnswerPlan {
@@ -155,17 +182,27 @@ impl AnswerPlan {
     /// Let g be the density of the sum of four uniforms of width w. For noise e on a coefficient the squared Hellinger
     /// distance of flood and flood + e is at most I e^2 / (8 w^2), where I < 3.2 is the Fisher information of g at
     /// width one; squared distances add up over n coefficients, and the statistical distance is at most sqrt(2) times
-    /// the root of the sum. (The uniforms have 64 bits and one low part in common, which costs a five-hundredth.) With
-    /// e of standard deviation sigma that is sigma / (2 w) * sqrt(3.2 n) < 2^-40.
+    /// the root of the sum. With a mean e^2 of sigma^2 that is sigma / (2 w) * sqrt(3.2 n), below 2^-40 for n = 2^28. (The
+    /// mean is over what an honest client draws; the root is concave, so it may stand inside.) The flood is as wide as it can be
+    /// without another byte, and each answer is counted with what it really costs: see [`super::HidingBudget`].
     ///
     /// Exactness: |noise| + 2 w + q (2^-(c0 + 1) + 14 sqrt(N / 12) 2^-c1) < q / 2p, the terms for the two roundings of
     /// the switch to c0 and c1 bits (a sum of N uniform roundings times a ternary secret passes 14 deviations with
     /// probability below 2^-140), so an answer within its bounds is decrypted to the right residue.
     pub fn slots(shape: &Shape) -> Result<Self> {
         check_level(shape.level)?;
-        let distance = FLOOD_SECURITY_BITS + FLOODED_COEFFICIENTS_LOG2 / 2.0 + 0.5 * 3.2f64.log2() - 1.0 + 0.01;
-        let flood_log2 = ((shape.noise_sigma().log2() + distance).ceil() as u32).max(64);
-        Self::fit(shape, Some(flood_log2), 0.5)
+        // log2 of the distance of n coefficients at width one, less that of the root of n.
+        let one = shape.noise_sigma().log2() - 1.0 + 0.5 * FLOOD_INFORMATION.log2() + FLOOD_SLACK;
+        let least = (one + FLOOD_SECURITY_BITS + FLOODED_COEFFICIENTS_LOG2 / 2.0).ceil();
+        let least = (least.max(f64::from(*FLOOD_LOG2.start()))) as u32;
+        let plan = Self::fit(shape, Some(least))?;
+        let fits =
+            |&width: &u32| width == least || Self::bits(shape, Some(width)) == Some((plan.c0_bits, plan.c1_bits));
+        let width = (least..=*FLOOD_LOG2.end()).take_while(fits).last().unwrap_or(least);
+        // Squared, and for the N coefficients of one answer.
+        let answer = 2.0 * (one - f64::from(width) + FLOOD_SECURITY_BITS) + (N as f64).log2();
+        let hiding_cost = (answer + f64::from(HidingBudget::WHOLE_LOG2)).exp2().ceil() as u64;
+        Ok(Self { flood_log2: Some(width), hiding_cost, ..plan })
     }
 
     /// The plan of an answer whose value is in coefficients, hidden by a mask over the full modulus.
@@ -174,29 +211,39 @@ impl AnswerPlan {
     /// the switch together stay below q / p. We ask for half of that, which makes an error rare as well as small.
     pub fn coefficients(shape: &Shape) -> Result<Self> {
         check_level(shape.level)?;
-        Self::fit(shape, None, 0.5)
+        Self::fit(shape, None)
     }
 
-    fn fit(shape: &Shape, flood_log2: Option<u32>, room: f64) -> Result<Self> {
+    fn fit(shape: &Shape, flood_log2: Option<u32>) -> Result<Self> {
+        let level = shape.level;
+        match Self::bits(shape, flood_log2) {
+            Some((c0_bits, c1_bits)) => Ok(Self { level, flood_log2, c0_bits, c1_bits, hiding_cost: 0 }),
+            None => Err(Error::Unsupported(format!(
+                "a product of this shape does not fit the modulus: level {level}, {} products, {} coefficients, {} rotations",
+                shape.products, shape.nonzero, shape.rotations
+            ))),
+        }
+    }
+
+    /// The fewest bits in which both polynomials of an answer can travel, if any do.
+    fn bits(shape: &Shape, flood_log2: Option<u32>) -> Option<(usize, usize)> {
         let scale = field::P as f64 / modulus_bits(shape.level).exp2();
         let flood = flood_log2.map_or(0.0, |w| 2.0 * f64::from(w).exp2());
         let used = (shape.noise_bound() + flood) * scale;
         let p = field::P as f64;
         // Opening an answer is exact for c1 of up to 53 bits: see `times_secret`.
-        for extra in 0..3usize {
-            let (c1_bits, c0_bits) = (field::P_BITS + 10 + extra, field::P_BITS + 3 + extra.min(4));
+        (0..3).map(|extra| (field::P_BITS + 3 + extra, field::P_BITS + 10 + extra)).find(|&(c0_bits, c1_bits)| {
             let switch = p
                 * (DEVIATIONS * (N as f64 / 12.0).sqrt() * (-(c1_bits as f64)).exp2()
                     + (-(c0_bits as f64) - 1.0).exp2());
             // A thousandth pays for the roundings of the floating-point numbers in between.
-            if used + switch < room * 0.999 {
-                return Ok(Self { level: shape.level, flood_log2, c0_bits, c1_bits });
-            }
-        }
-        Err(Error::Unsupported(format!(
-            "a product of this shape does not fit the modulus: level {}, {} products, {} coefficients, {} rotations",
-            shape.level, shape.products, shape.nonzero, shape.rotations
-        )))
+            used + switch < 0.4995
+        })
+    }
+
+    /// What one answer in slots takes of a session's hiding, in parts of 2^-60; see [`super::HidingBudget`].
+    pub fn hiding_cost(&self) -> u64 {
+        self.hiding_cost
     }
 
     /// The level of the ciphertexts that this plan is for.

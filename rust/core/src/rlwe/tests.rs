@@ -148,7 +148,7 @@ fn noise_has_the_stated_deviation_and_stays_within_the_bound() {
         assert!(ratio > 0.7 && ratio < 1.05, "{what}: {ratio} times the stated deviation");
         assert!(measured.iter().all(|&x| (x.unsigned_abs() as f64) < bound), "{what}");
     };
-    let zero = public.encrypt_zero(6, &mut rng).0;
+    let zero = public.encrypt_zero(6, &mut rng).zero;
     close(&noise(&key, &zero, &[0; N]), none, "an encryption of zero");
 
     let plain = field::random_vector(&mut rng, N);
@@ -169,6 +169,77 @@ fn noise_has_the_stated_deviation_and_stays_within_the_bound() {
         let shape = Shape { products: 1, nonzero: N / step, magnitude: P as f64 / 2.0, ..none };
         close(&noise(&key, &sum, &product(&plain, &weight)), shape, "a product");
     }
+}
+
+/// Shifts of one request with the same weights: over all coefficients they add up as if they were independent, in coefficient 0,
+/// which no shift moves, they add up in phase. The bound for one coefficient knows of it.
+#[test]
+fn shifts_of_one_request_add_up_in_squares_but_for_single_coefficients() {
+    let mut rng = SecretRng::from_os();
+    let key = SecretKey::generate(&mut rng);
+    let moves: Vec<Automorphism> = (1..8).map(|r| Automorphism::new(r, false)).collect();
+    let keys = key.rotation_keys(&moves, &mut rng);
+    let shape = Shape { level: 6, products: 8, nonzero: N, magnitude: P as f64 / 2.0, rotations: 7 };
+    let (mut all, mut first, mut trials) = (0.0, 0.0, 0.0);
+    for _ in 0..40 {
+        let plain = field::random_vector(&mut rng, N);
+        let request = key.encrypt(6, &plain, &mut rng).expand(&key.request_seed());
+        let weight: Vec<u64> = (0..N).map(|_| P / 2 + (rng.next_u64() & 1)).collect();
+        let mut one = Ciphertext::zero(6);
+        one.add_product(&request, &weight);
+        let mut sum = one.clone();
+        moves.iter().for_each(|&m| sum.add(&keys.apply(&one, m).unwrap()));
+        let noise = noise(&key, &sum, &key.decrypt(&sum));
+        assert!(noise.iter().all(|&x| (x.unsigned_abs() as f64) < shape.noise_bound()));
+        all += deviation(&noise).powi(2);
+        first += (noise[0] as f64).powi(2);
+        trials += 1.0;
+    }
+    let ratio = |sum: f64| (sum / trials).sqrt() / shape.noise_sigma();
+    let (all, first) = (ratio(all), ratio(first));
+    assert!(all > 0.9 && all < 1.05, "{all} times the stated deviation over all coefficients");
+    // The root of 8 is 2.83; 40 trials miss this window once in ten million runs.
+    assert!(first > 1.3 && first < 5.0, "{first} times it in coefficient 0");
+}
+
+/// What the books say of a plan is what its bound says.
+#[test]
+fn the_least_flood_hides_the_stated_number_of_coefficients_and_answers_are_counted() {
+    use super::params::{FLOOD_SECURITY_BITS, FLOODED_COEFFICIENTS_LOG2};
+    let whole = f64::from(HidingBudget::WHOLE_LOG2).exp2();
+    for (products, nonzero, magnitude, rotations) in
+        [(1, 1, 1.0, 0), (2, N, P as f64 / 2.0, 0), (2112, 256, P as f64 / 2.0, 5), (4096, 8192, 1e6, 61)]
+    {
+        let shape = Shape { level: 6, products, nonzero, magnitude, rotations };
+        let plan = AnswerPlan::slots(&shape).unwrap();
+        let answers = whole / plan.hiding_cost() as f64;
+        let coefficients = (answers * N as f64).log2();
+        let width = f64::from(plan.flood_log2.unwrap());
+        let distance = shape.noise_sigma().log2() - 1.0 - width + 0.5 * (3.2f64.log2() + coefficients) + 0.01;
+        assert!(coefficients >= FLOODED_COEFFICIENTS_LOG2);
+        assert!(distance <= -FLOOD_SECURITY_BITS + 1e-6 || plan.hiding_cost() == 1, "2^{distance}");
+    }
+    let coefficients = Shape { level: 3, products: 1, nonzero: 1, magnitude: 1.0, rotations: 0 };
+    assert_eq!(AnswerPlan::coefficients(&coefficients).unwrap().hiding_cost(), 0);
+}
+
+#[test]
+fn no_answer_is_made_or_opened_beyond_the_budget() {
+    let mut rng = SecretRng::from_os();
+    let key = SecretKey::generate(&mut rng);
+    let public = key.public_key(&[1; 32], &mut rng);
+    let shape = Shape { level: 6, products: 2112, nonzero: 256, magnitude: P as f64 / 2.0, rotations: 5 };
+    let plan = AnswerPlan::slots(&shape).unwrap();
+    let mut answer = || finish_slots(Ciphertext::zero(6), public.encrypt_zero(6, &mut rng), &plan, &mut rng);
+    let (first, _) = answer().unwrap();
+    public.budget().leave(&plan, 1);
+    assert!(public.budget().check(&plan, 1).is_ok() && public.budget().check(&plan, 2).is_err());
+    assert!(answer().is_ok());
+    assert!(matches!(answer(), Err(crate::Error::HidingUsedUp { .. })));
+    key.budget().leave(&plan, 1);
+    assert!(key.open_slots(&first, &plan).is_ok());
+    assert!(matches!(key.open_slots(&first, &plan), Err(crate::Error::HidingUsedUp { .. })));
+    assert!(public.budget().check(&plan, usize::MAX).is_err());
 }
 
 #[test]

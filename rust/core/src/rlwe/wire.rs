@@ -109,7 +109,7 @@ impl PublicKey {
     pub fn from_bytes(bytes: &[u8], transcript: &[u8; 32]) -> Result<Self> {
         expect_len(bytes, Self::WIRE_LEN)?;
         let b = unpack_rows(&bytes[32..], LEVELS)?;
-        Ok(Self { seed: seed(&bytes[..32]), a: transcript_polynomial(transcript), b })
+        Ok(Self { seed: seed(&bytes[..32]), a: transcript_polynomial(transcript), b, budget: Default::default() })
     }
 }
 
@@ -137,13 +137,18 @@ impl RotationKeys {
         sorted.dedup();
         expect_len(bytes, Self::wire_len(sorted.len()))?;
         let seed = seed(&bytes[..32]);
-        let keys = sorted.into_iter().zip(bytes[32..].chunks_exact(Self::KEY_LEN)).map(|(automorphism, bytes)| {
+        let read = |bytes: &[u8]| -> Result<Vec<u32>> {
             let mut b = Vec::with_capacity(LEVELS * LEVELS * N);
             for digit in bytes.chunks_exact(Self::KEY_LEN / LEVELS) {
                 b.extend(unpack_rows(digit, LEVELS)?);
             }
-            Ok((automorphism, Key { b, a: random_part(&seed, automorphism), permutation: automorphism.permutation() }))
+            Ok(b)
+        };
+        // First everything that can be refused, and only then the memory of what is made from the seed.
+        let read: Vec<_> = bytes[32..].chunks_exact(Self::KEY_LEN).map(read).collect::<Result<_>>()?;
+        let keys = sorted.into_iter().zip(read).map(|(automorphism, b)| {
+            (automorphism, Key { b, a: random_part(&seed, automorphism), permutation: automorphism.permutation() })
         });
-        Ok(Self { seed, keys: keys.collect::<Result<_>>()? })
+        Ok(Self { seed, keys: keys.collect() })
     }
 }

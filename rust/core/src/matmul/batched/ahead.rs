@@ -4,12 +4,13 @@
 //! x - r, of its own share, which says nothing because r is uniform and used once; the server adds its share and
 //! multiplies in the clear. Exact; 41 bits an input value and half a round.
 
-use super::{check_weights, client, server};
+use super::{check_share, check_weights, client, server};
 use crate::error::{Error, Result};
 use crate::field::{self, P};
 use crate::matmul::kernel::{self, Block, LANES, ROWS, TILE};
 use crate::matmul::kernel_vector::{Isa, Lines};
 use crate::matmul::plan::BatchedPlan;
+use crate::matmul::ticket::Ticket;
 use crate::matmul::weights::ExpertWeights;
 use crate::matmul::{Encryption, ServerKeys};
 use crate::net::Kind;
@@ -20,9 +21,44 @@ use zeroize::Zeroizing;
 /// One party's part of one product made ahead. Good for one input; cannot be copied, and is consumed.
 pub struct Prepared {
     plan: BatchedPlan,
+    ticket: Ticket,
     /// The client's r; empty at the server.
     random: Zeroizing<Vec<u64>>,
     shares: Vec<Zeroizing<Vec<u64>>>,
+}
+
+impl Prepared {
+    /// What a store keeps of this party's part: the ticket, r if there is one, the shares, packed.
+    pub fn to_bytes(&self) -> Zeroizing<Vec<u8>> {
+        let parts = (!self.random.is_empty()).then_some(&self.random).into_iter().chain(&self.shares);
+        let length: usize = parts.clone().map(|values| field::packed_len(values.len(), field::P_BITS)).sum();
+        let mut out = Zeroizing::new(Vec::with_capacity(Ticket::STORED_LEN + length));
+        out.extend_from_slice(&self.ticket.to_stored());
+        for values in parts {
+            out.extend_from_slice(&Zeroizing::new(field::pack(values)));
+        }
+        out
+    }
+
+    /// The inverse, for a plan of the same shape, in this or a later session; refuses what this party cannot have written.
+    pub fn from_bytes(plan: &BatchedPlan, encryption: &Encryption, bytes: &[u8]) -> Result<Self> {
+        let (shape, role) = (plan.shape(), encryption.role());
+        let wrong = || Error::Store("a prepared product has another length".into());
+        let (ticket, mut rest) = bytes.split_first_chunk().ok_or_else(wrong)?;
+        let ticket = encryption.tickets().restored(ticket);
+        let mut part = |n: usize| -> Result<Zeroizing<Vec<u64>>> {
+            let length = field::packed_len(n, field::P_BITS);
+            let (head, tail) = rest.split_at_checked(length).ok_or_else(wrong)?;
+            rest = tail;
+            field::unpack(head, n).map(Zeroizing::new)
+        };
+        let random = if role == Role::Client { part(shape.inputs())? } else { Zeroizing::default() };
+        let shares = (0..shape.columns_out.len()).map(|m| part(shape.outputs(m))).collect::<Result<_>>()?;
+        if !rest.is_empty() {
+            return Err(wrong());
+        }
+        Ok(Self { plan: plan.clone(), ticket, random, shares })
+    }
 }
 
 /// Makes one product ahead; the cost of [`super::multiply`].
@@ -45,11 +81,12 @@ pub fn prepare(
             _ => return Err(Error::BadArgument("the server has the weights, and only the server".into())),
         };
         let shares = shares.into_iter().map(Zeroizing::new).collect();
-        Ok(Prepared { plan: plan.clone(), random, shares })
+        Ok(Prepared { plan: plan.clone(), ticket: encryption.tickets().next(), random, shares })
     })
 }
 
-/// Uses a prepared product for an input: shares in, shares out, as [`super::multiply`].
+/// Uses a prepared product for an input: shares in, shares out, as [`super::multiply`]. Both parties must use the same one:
+/// one of another session is refused before a byte moves, another one of this session when the server sees its number.
 pub fn online(
     party: &mut Party,
     encryption: &Encryption,
@@ -57,10 +94,9 @@ pub fn online(
     share: &[u64],
     weights: Option<&[ExpertWeights]>,
 ) -> Result<Vec<Vec<u64>>> {
-    let inputs = prepared.plan.shape().inputs();
-    if share.len() != inputs {
-        return Err(Error::BadArgument(format!("{} values where {inputs} were expected", share.len())));
-    }
+    encryption.tickets().check(&prepared.ticket)?;
+    check_share(&prepared.plan, share)?;
+    let inputs = share.len();
     let ours = if encryption.role() == Role::Client { inputs } else { 0 };
     if prepared.random.len() != ours {
         return Err(Error::BadArgument("this product was prepared by the other party".into()));
@@ -68,14 +104,15 @@ pub fn online(
     party.step("batched product online", |party| match (encryption, weights) {
         (Encryption::Client(_), None) => {
             let hidden: Vec<u64> = share.iter().zip(prepared.random.iter()).map(|(&x, &r)| field::sub(x, r)).collect();
-            party.channel.send(Kind::Opening, &field::pack(&hidden))?;
+            party.channel.send(Kind::Opening, &[&prepared.ticket.to_bytes()[..], &field::pack(&hidden)].concat())?;
             party.channel.flush()?;
             Ok(prepared.shares.iter().map(|share| share.to_vec()).collect())
         }
         (Encryption::Server(keys), Some(weights)) => {
             check_weights(&prepared.plan, weights)?;
             let bytes = party.channel.receive(Kind::Opening, prepared.plan.online_bytes())?;
-            let hidden = field::unpack(&bytes, inputs)
+            let bytes = prepared.ticket.strip(&bytes)?;
+            let hidden = field::unpack(bytes, inputs)
                 .map_err(|_| party.channel.refuse("a hidden input that is no vector of field elements"))?;
             let x: Zeroizing<Vec<u64>> =
                 Zeroizing::new(hidden.iter().zip(share).map(|(&a, &b)| field::add(a, b)).collect());
@@ -288,5 +325,67 @@ mod tests {
             let want = super::super::tests::plain(&shape, matrix, &x, &weights[matrix]);
             assert_eq!(testing::open(&client[matrix], &server[matrix]), want);
         }
+    }
+
+    /// Two products made ahead, of one shape with different weights.
+    fn two(
+        party: &mut Party,
+        transcript: [u8; 32],
+        weights: Option<&[Vec<i16>; 2]>,
+    ) -> Result<(Encryption, [Prepared; 2])> {
+        let shape = BatchedShape { experts: 256, tokens: 32, columns_in: 1, columns_out: vec![1] };
+        let plan = BatchedPlan::new(shape, Conditions::LAN)?;
+        let encryption = Encryption::exchange(party, &transcript, &plan.automorphisms(), 1)?;
+        let mut one = |k: usize| {
+            let matrix = weights.map(|w| [ExpertWeights::new(Numbers::I16(&w[k]), 256, 1, 1).unwrap()]);
+            prepare(party, &encryption, &plan, matrix.as_ref().map(|m| &m[..]))
+        };
+        let both = [one(0)?, one(1)?];
+        Ok((encryption, both))
+    }
+
+    #[test]
+    fn another_prepared_product_is_refused_by_its_number() {
+        let weights = [vec![3i16; 256], vec![-5i16; 256]];
+        let share = vec![1; 256 * 32];
+        for (theirs, right) in [(0, true), (1, false)] {
+            let (client, server) = testing::run(
+                |party| {
+                    let (encryption, [first, _]) = two(party, [1; 32], None)?;
+                    online(party, &encryption, first, &share, None)
+                },
+                |party| {
+                    let (encryption, prepared) = two(party, [1; 32], Some(&weights))?;
+                    let prepared = prepared.into_iter().nth(theirs).unwrap();
+                    let matrix = [ExpertWeights::new(Numbers::I16(&weights[theirs]), 256, 1, 1)?];
+                    online(party, &encryption, prepared, &share, Some(&matrix))
+                },
+            );
+            match right {
+                true => assert!(testing::open(&client.unwrap()[0], &server.unwrap()[0]).iter().all(|&x| x == 6)),
+                false => {
+                    let error = server.unwrap_err();
+                    assert_eq!(error.code(), "engine.disagreement");
+                    assert!(error.to_string().contains("number 0, the server number 1"), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_product_of_another_session_is_refused_before_anything_travels() {
+        let weights = [vec![3i16; 256], vec![-5i16; 256]];
+        let share = vec![1; 256 * 32];
+        let stale = |party: &mut Party, weights: Option<&[Vec<i16>; 2]>| {
+            let (_, [old, _]) = two(party, [1; 32], weights)?;
+            let (encryption, [first, _]) = two(party, [2; 32], weights)?;
+            let matrix = weights.map(|w| [ExpertWeights::new(Numbers::I16(&w[0]), 256, 1, 1).unwrap()]);
+            let matrix = matrix.as_ref().map(|m| &m[..]);
+            let error = online(party, &encryption, old, &share, matrix).unwrap_err();
+            assert_eq!((error.code(), party.channel.is_over()), ("engine.bad_argument", false));
+            online(party, &encryption, first, &share, matrix)
+        };
+        let (client, server) = testing::run(|party| stale(party, None), |party| stale(party, Some(&weights)));
+        assert!(testing::open(&client.unwrap()[0], &server.unwrap()[0]).iter().all(|&x| x == 6));
     }
 }

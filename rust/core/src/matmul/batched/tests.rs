@@ -1,10 +1,14 @@
 //! Whole products over memory channels against plain integers.
 
 use super::*;
-use crate::matmul::layout::RowUse;
+use crate::matmul::layout::{Layout, RowUse};
 use crate::matmul::plan::{BatchedShape, Conditions};
 use crate::matmul::weights::Numbers;
+use crate::net::{Limits, tcp};
+use crate::party::Role;
+use crate::rlwe::{self, PRIMES};
 use crate::testing;
+use std::time::Instant;
 
 pub fn plain(shape: &BatchedShape, matrix: usize, x: &[i64], w: &[i16]) -> Vec<i64> {
     let (t, d, o) = (shape.tokens, shape.columns_in, shape.columns_out[matrix]);
@@ -138,21 +142,17 @@ fn without_the_encryption_of_zero_the_client_reads_the_weights_and_with_it_nothi
     let keys = ServerKeys {
         public: std::sync::Arc::new(secret.public_key(&[3; 32], &mut rng)),
         rotations: secret.rotation_keys(&[], &mut rng),
-        pool: rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap(),
+        pool: rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap().into(),
         work: super::super::Work::default(),
+        tickets: Default::default(),
     };
     let request = secret.encrypt(LEVELS, &field::random_vector(&mut rng, N), &mut rng).expand(&secret.request_seed());
     let mut values = Values::new(plan.layout(), 1);
     values.put(plan.layout(), 0, std::slice::from_ref(&request));
-    let tables = Tables {
-        plan: &plan,
-        weights: &matrices,
-        transforms: Transforms::new(256),
-        gather: Gather::new(plan.layout(), &matrices),
-        isa: Isa::best(),
-    };
+    let tables = Tables::new(&plan, &matrices);
     let mut sums = Sums::default();
-    sums.multiply(&tables, &keys, &[Row { matrix: 0, group: 0, output: 0, shift: 0 }], 0..1, &values);
+    let row = Row { matrix: 0, group: 0, output: 0, shift: 0 };
+    sums.multiply(&tables, &keys, &[row], 0..1, &values, &Stop::default()).unwrap();
     let mut product = sums.ciphertexts(plan.layout(), 0..1).remove(0);
 
     let places = super::super::layout::places(256);
@@ -276,4 +276,106 @@ fn arguments_that_do_not_fit_are_refused_before_anything_travels() {
     );
     assert_eq!(client.unwrap_err().code(), "engine.bad_argument");
     assert_eq!(server.unwrap_err().code(), "engine.bad_argument");
+}
+
+#[test]
+fn shares_that_are_no_field_elements_are_refused_at_both_parties_before_anything_travels() {
+    let plan = one_product();
+    let mut share = vec![0; plan.shape().inputs()];
+    share[7] = field::P;
+    let weights = vec![1i16; 256];
+    let refused = |party: &mut Party, weights: Option<&[ExpertWeights]>| {
+        let encryption = Encryption::exchange(party, &[5; 32], &[], 1)?;
+        assert_eq!(multiply(party, &encryption, &plan, &share, weights).unwrap_err().code(), "engine.bad_argument");
+        let prepared = prepare(party, &encryption, &plan, weights)?;
+        assert_eq!(online(party, &encryption, prepared, &share, weights).unwrap_err().code(), "engine.bad_argument");
+        assert!(!party.channel.is_over());
+        multiply(party, &encryption, &plan, &vec![field::P - 1; share.len()], weights)
+    };
+    let matrices = [ExpertWeights::new(Numbers::I16(&weights), 256, 1, 1).unwrap()];
+    let (client, server) = testing::run(|party| refused(party, None), |party| refused(party, Some(&matrices)));
+    assert!(testing::open(&client.unwrap()[0], &server.unwrap()[0]).iter().all(|&x| x == -2));
+}
+
+#[test]
+fn a_session_that_has_used_up_its_hiding_ends_at_both_parties_before_anything_travels() {
+    let shape = BatchedShape { experts: 64, tokens: 32, columns_in: 1, columns_out: vec![6] };
+    let plan = BatchedPlan::new(shape.clone(), Conditions::LAN).unwrap();
+    let weights = vec![1i16; 64 * 6];
+    let matrices = [ExpertWeights::new(Numbers::I16(&weights), 64, 6, 1).unwrap()];
+    let share = vec![1; shape.inputs()];
+    let both = |party: &mut Party, weights: Option<&[ExpertWeights]>, left: usize| {
+        let encryption = Encryption::exchange(party, &[5; 32], &plan.automorphisms(), 1)?;
+        assert_eq!(encryption.budget().used(), 0.0);
+        encryption.budget().leave(plan.answer(), left);
+        multiply(party, &encryption, &plan, &share, weights)?;
+        assert!(encryption.budget().used() > 0.999_999, "both count what was answered");
+        let before = party.channel.costs().iter().map(|c| c.bytes_sent + c.bytes_received).sum::<u64>();
+        let error = multiply(party, &encryption, &plan, &share, weights).unwrap_err();
+        let after = party.channel.costs().iter().map(|c| c.bytes_sent + c.bytes_received).sum::<u64>();
+        assert_eq!(before, after);
+        assert!(party.channel.is_over());
+        Ok(error)
+    };
+    let run = |left| testing::run(|p| both(p, None, left), |p| both(p, Some(&matrices), left));
+    for left in [plan.answers(), 2 * plan.answers() - 1] {
+        let (client, server) = run(left);
+        for error in [client.unwrap(), server.unwrap()] {
+            assert_eq!(error.code(), "engine.hiding_used_up");
+            assert!(error.to_string().contains("open a new session"));
+        }
+    }
+}
+
+/// Two connected parties over sockets.
+fn socket_parties(limits: &Limits) -> (Party, Party) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = tcp::connect(listener.local_addr().unwrap(), limits).unwrap();
+    let server = tcp::accept(&listener, Duration::from_secs(5)).unwrap();
+    let party = |role, stream| Party {
+        role,
+        channel: Channel::new(Box::new(tcp::insecure_plain_loopback(stream, limits).unwrap())),
+        ot: Box::new(testing::Dealer::new(role, 0)),
+        triples: Box::new(testing::Dealer::new(role, 1)),
+        rng: SecretRng::from_os(),
+    };
+    (party(Role::Client, client), party(Role::Server, server))
+}
+
+/// The server's work here takes about nine seconds of one core; it must end soon after the link does: within a fifth of a second
+/// where nothing else runs.
+#[test]
+fn a_server_stops_soon_after_its_client_is_gone() {
+    let shape = BatchedShape { experts: 64, tokens: 32, columns_in: 512, columns_out: vec![2048] };
+    let layout =
+        Layout { degree: N, tokens: 32, experts: 64, rows: RowUse::Rotated, rotated: 2, copied: 1, partial: 1 };
+    let plan = BatchedPlan::with_layout(shape.clone(), layout).unwrap();
+    let weights = vec![3i16; 64 * 2048 * 512];
+    let matrices = [ExpertWeights::new(Numbers::I16(&weights), 64, 2048, 512).unwrap()];
+    let share = vec![1; shape.inputs()];
+    // The client dies before the first answer, or after some.
+    for answers in [0, 1] {
+        let (mut client, mut server) = socket_parties(&Limits::default());
+        let (gone, error, noticed) = std::thread::scope(|scope| {
+            let serving = scope.spawn(|| {
+                let encryption = Encryption::exchange(&mut server, &[5; 32], &plan.automorphisms(), 1).unwrap();
+                let error = multiply(&mut server, &encryption, &plan, &share, Some(&matrices)).unwrap_err();
+                (error, Instant::now())
+            });
+            let encryption = Encryption::exchange(&mut client, &[5; 32], &plan.automorphisms(), 1).unwrap();
+            let Encryption::Client(keys) = &encryption else { unreachable!() };
+            send_requests(&mut client, keys, &plan, 0, plan.segments()[0].clone(), &share).unwrap();
+            let first = parts(&plan, 0).remove(0).len() * plan.answer().answer_len(N);
+            (0..answers).for_each(|_| drop(client.channel.receive(Kind::Answer, first).unwrap()));
+            std::thread::sleep(Duration::from_millis(300));
+            drop(client);
+            let gone = Instant::now();
+            let (error, noticed) = serving.join().unwrap();
+            (gone, error, noticed)
+        });
+        assert!(matches!(&error, Error::PeerGone { step } if step == "batched product"), "{error}");
+        let late = noticed.saturating_duration_since(gone);
+        println!("the server stopped {late:?} after its client");
+        assert!(late < Duration::from_secs(4), "{late:?}");
+    }
 }

@@ -129,6 +129,11 @@ impl Plan {
         self.shape
     }
 
+    /// Bits of a weight, sign included.
+    pub fn weight_bits(&self) -> u32 {
+        self.weight_bits
+    }
+
     /// Coefficients of one token's polynomial, and of a weight polynomial.
     pub(super) fn room(&self) -> usize {
         N / self.lanes
@@ -189,7 +194,7 @@ impl Plan {
     }
 
     /// The predicted seconds: the link and the cores, one after the other.
-    fn seconds(&self, cost: &CostModel) -> Result<f64> {
+    pub fn seconds(&self, cost: &CostModel) -> Result<f64> {
         let (tiles, inputs, answers) = (self.tiles() as f64, self.inputs() as f64, self.answers() as f64);
         let level = self.level as f64;
         let link = 8.0 * (self.bytes_up() + self.bytes_down()?) as f64 / cost.link_bits_per_second;

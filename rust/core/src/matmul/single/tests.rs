@@ -173,7 +173,7 @@ fn prepared_products_are_those_of_integers_up_to_one() {
             let out = online(party, &mine, prepared, &case.x[0], None)?;
             let cost = party.channel.costs();
             let sent: u64 = cost.iter().map(|cost| cost.bytes_sent).sum();
-            assert_eq!(sent, 16 + field::packed_len(7 * 150, field::P_BITS) as u64);
+            assert_eq!(sent, 16 + 8 + field::packed_len(7 * 150, field::P_BITS) as u64);
             assert!(cost.iter().all(|cost| (cost.bytes_received, cost.rounds) == (0, 0)));
             Ok(out)
         },
@@ -248,9 +248,12 @@ fn encryption() -> (Encryption, Encryption) {
     use crate::matmul::ServerKeys;
     let (secret, public, mut rng) = keys();
     let rotations = secret.rotation_keys(&[], &mut rng);
-    let pool = || rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-    let client = Encryption::Client(ClientKeys { secret: secret.into(), pool: pool(), work: Work::default() });
-    (client, Encryption::Server(ServerKeys { public: public.into(), rotations, pool: pool(), work: Work::default() }))
+    let pool = || rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap().into();
+    let (secret, public) = (secret.into(), public.into());
+    let (work, tickets) = (Work::default(), Default::default());
+    let client = Encryption::Client(ClientKeys { secret, pool: pool(), work, tickets });
+    let (work, tickets) = (Work::default(), Default::default());
+    (client, Encryption::Server(ServerKeys { public, rotations, pool: pool(), work, tickets }))
 }
 
 fn keys() -> (SecretKey, PublicKey, SecretRng) {
