@@ -1,118 +1,35 @@
-//! Everything put together: connect, agree, make base transfers and encryption keys, and run the steps of
-//! [`crate::protocol`] and [`crate::matmul`] with the keys, plans and supplies of one session.
+//! Everything put together: connect, agree, make encryption keys, and run the steps of [`crate::protocol`] and
+//! [`crate::matmul`] with the keys, plans and supplies of one session.
+//!
+//! With a store ([`StoreSettings`]) steps take their transfers and triples from disk and linear layers take what was
+//! prepared, in this session or an earlier one with the same peer; see [`ahead`].
 
 use crate::error::{Error, Result};
-use crate::matmul::single::{self, CostModel, Matrix, Plan, Shape};
+use crate::matmul::single::{self, CostModel, Matrix, Shape};
 use crate::matmul::triples::EncryptedTriples;
 use crate::matmul::{BatchedPlan, BatchedShape, Conditions, Encryption, ExpertWeights, batched, shared};
-use crate::net::identity::{Identity, Trust};
-use crate::net::shaped::{Link, ShapedPipe};
-use crate::net::{Channel, Limits, Pipe, tcp, tls};
-use crate::ot::{
-    BaseKind, ExtendedOt, GroupBits, OtConfig, OtCounts, OtKind, OtSupply, ReceivedPads, ReceivedPads16, SentPads,
-};
-use crate::party::{Party, Role, TripleSupply, Triples};
+use crate::net::shaped::ShapedPipe;
+use crate::net::{Pipe, tcp, tls};
+use crate::ot::store::{Agreement, SharedStore, Store, StoredOt, WhenEmpty};
+use crate::party::{Party, Role};
+use crate::preprocess::{Demand, SET_UP};
 use crate::protocol;
 use crate::random::SecretRng;
-use crate::rlwe::{Automorphism, params};
-use crate::session::{self, Session, Terms, TransferKind};
-use sha2::{Digest, Sha256};
+use crate::rlwe::Automorphism;
+use crate::session::{Network, Session};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpListener;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use supply::{Counted, Nothing, Shared, Transfers};
+use zeroize::Zeroizing;
 
-/// How the link is protected.
-pub enum Security {
-    /// TLS 1.3, both parties authenticated.
-    Tls {
-        /// Our key and certificate.
-        identity: Identity,
-        /// Whom we accept.
-        trust: Trust,
-    },
-    /// No protection, on the loopback interface only: for tests and measurements.
-    InsecureLoopback,
-}
+pub mod ahead;
+mod settings;
+mod supply;
 
-/// What a party brings to a session.
-pub struct Settings {
-    /// How the link is protected.
-    pub security: Security,
-    /// What both parties must agree on.
-    pub terms: Terms,
-    /// How long a peer may take.
-    pub limits: Limits,
-    /// A slower link to imitate, for measurements.
-    pub shaped: Option<Link>,
-    /// Threads that work for this party.
-    pub threads: usize,
-    /// What the plans of products assume of the link. Public, and the same at both parties.
-    pub conditions: Conditions,
-    /// Seconds of one round, for the choice between protocols. Public, and the same at both parties.
-    pub round_seconds: f64,
-}
-
-impl Settings {
-    /// The defaults of this build: a local network, SoftSpoken transfers, every core.
-    pub fn new(security: Security) -> Self {
-        // Builds from different sources may compute differently although they speak alike: tables, plans, roundings.
-        let table = format!("{:?} {:?} {}", params::PRIMES, params::SECURITY, env!("CLOISTER_CORE_SOURCES"));
-        let table: [u8; 32] = Sha256::digest(table).into();
-        let primes = params::PRIMES.iter().map(|&q| u64::from(q)).collect();
-        let flood = (params::FLOODED_COEFFICIENTS_LOG2 + params::FLOOD_SECURITY_BITS) as u16;
-        Self {
-            security,
-            terms: Terms::new(table, primes, flood, [0; 32]),
-            limits: Limits::default(),
-            shaped: None,
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
-            // A gigabit a second: slower than the LAN of the figures, so that plans save bytes where that costs little.
-            conditions: Conditions { bytes_per_second: 125e6, cores: 2.0 },
-            round_seconds: protocol::Link::LAN.round_seconds,
-        }
-    }
-
-    /// Chooses the transfers by name.
-    pub fn set_transfers(&mut self, name: &str) -> Result<()> {
-        self.terms.transfers = match name {
-            "softspoken1" => TransferKind::SoftSpoken1,
-            "softspoken2" => TransferKind::SoftSpoken2,
-            "softspoken4" => TransferKind::SoftSpoken4,
-            "softspoken8" => TransferKind::SoftSpoken8,
-            "silent" => TransferKind::Silent,
-            other => return Err(Error::Unsupported(format!("there is no kind of transfers called {other:?}"))),
-        };
-        Ok(())
-    }
-
-    /// Rests the transfers on ML-KEM-768, which is safe against quantum computers, or on elliptic curves.
-    pub fn set_post_quantum(&mut self, wanted: bool) {
-        self.terms.base = if wanted { session::BaseKind::MlKem768 } else { session::BaseKind::Ristretto };
-    }
-
-    /// Imitates a slower link, and plans for it.
-    pub fn imitate_link(&mut self, bits_per_second: f64, delay_seconds: f64) {
-        let one_way = Duration::from_secs_f64(delay_seconds.clamp(0.0, 60.0));
-        self.shaped = Some(Link { bits_per_second, one_way });
-        self.round_seconds = 2.0 * one_way.as_secs_f64();
-        self.conditions.bytes_per_second = bits_per_second / 8.0;
-    }
-
-    fn transfers(&self) -> Result<OtConfig> {
-        let base = match self.terms.base {
-            session::BaseKind::Ristretto => BaseKind::Ristretto,
-            session::BaseKind::MlKem768 => BaseKind::MlKem768,
-        };
-        let group = |bits| Ok(OtConfig { base, kind: OtKind::SoftSpoken(GroupBits::new(bits)?) });
-        match self.terms.transfers {
-            TransferKind::SoftSpoken1 => group(1),
-            TransferKind::SoftSpoken2 => group(2),
-            TransferKind::SoftSpoken4 => group(4),
-            TransferKind::SoftSpoken8 => group(8),
-            TransferKind::Silent => Ok(OtConfig { base, kind: OtKind::Silent }),
-        }
-    }
-}
+pub use ahead::{Layer, LayerWeights, Linear};
+pub use settings::{Security, Settings, StoreSettings};
 
 /// One party of a session, ready to compute.
 pub struct Engine {
@@ -120,60 +37,18 @@ pub struct Engine {
     pub party: Party,
     /// The keys of this session.
     pub encryption: Encryption,
-    rotations: Vec<Automorphism>,
-    transfers: Shared<ExtendedOt>,
-    triples: Shared<EncryptedTriples>,
-    conditions: Conditions,
     /// What the choice between protocols assumes of the link.
     pub link: protocol::Link,
-}
-
-/// A supply that the party's steps and the preprocessing both reach.
-struct Shared<T>(Arc<Mutex<T>>);
-
-impl<T> Shared<T> {
-    fn new(inner: T) -> (Self, Self) {
-        let shared = Arc::new(Mutex::new(inner));
-        (Self(shared.clone()), Self(shared))
-    }
-
-    fn get(&self) -> Result<MutexGuard<'_, T>> {
-        // A panic while a supply was in use leaves it in an unknown state: correlations could repeat.
-        self.0.lock().map_err(|_| Error::SessionOver)
-    }
-}
-
-impl OtSupply for Shared<ExtendedOt> {
-    fn send(&mut self, channel: &mut Channel, n: usize) -> Result<SentPads> {
-        self.get()?.send(channel, n)
-    }
-
-    fn receive(&mut self, channel: &mut Channel, n: usize) -> Result<ReceivedPads> {
-        self.get()?.receive(channel, n)
-    }
-
-    fn send16(&mut self, channel: &mut Channel, n: usize) -> Result<Vec<[u8; 16]>> {
-        self.get()?.send16(channel, n)
-    }
-
-    fn receive16(&mut self, channel: &mut Channel, n: usize) -> Result<ReceivedPads16> {
-        self.get()?.receive16(channel, n)
-    }
-}
-
-impl TripleSupply for Shared<EncryptedTriples> {
-    fn triples(&mut self, channel: &mut Channel, n: usize) -> Result<Triples> {
-        self.get()?.triples(channel, n)
-    }
-}
-
-/// Before the keys are there, nothing can be multiplied.
-struct NoTriples;
-
-impl TripleSupply for NoTriples {
-    fn triples(&mut self, _: &mut Channel, _: usize) -> Result<Triples> {
-        Err(Error::Unsupported("the session has no keys yet".into()))
-    }
+    network: Network,
+    quiet: Duration,
+    rotations: Vec<Automorphism>,
+    transfers: Shared<Transfers>,
+    triples: Shared<EncryptedTriples>,
+    demand: Arc<Mutex<Demand>>,
+    store: Option<SharedStore>,
+    agreement: Option<Agreement>,
+    /// Prepared layers of a session without a store.
+    prepared: BTreeMap<[u8; 20], VecDeque<Zeroizing<Vec<u8>>>>,
 }
 
 /// Connects to a server and sets the session up.
@@ -196,93 +71,176 @@ pub fn accept(listener: &TcpListener, wait: Duration, settings: Settings) -> Res
     Engine::set_up(Role::Server, pipe, settings)
 }
 
+/// Opens a party's store, or makes it.
+fn open_store(wanted: &StoreSettings, settings: &Settings, role: Role) -> Result<Store> {
+    let identity = settings.store_identity(role)?;
+    let (disk, place) = (wanted.disk.clone(), &wanted.place);
+    let mut store = if Store::exists(&*disk, place) {
+        Store::open(disk, place, &identity)?
+    } else {
+        for path in [&place.directory, &place.beside] {
+            if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+                disk.make_directory(parent)
+                    .map_err(|e| Error::Store(format!("making the folder of the store: {e}")))?;
+            }
+        }
+        Store::create(disk, place, &identity)?
+    };
+    store.set_policy(wanted.policy);
+    Ok(store)
+}
+
 impl Engine {
-    /// Sets a session up over any pipe: the hello, base transfers, encryption keys.
-    pub fn set_up(role: Role, pipe: Box<dyn Pipe>, mut settings: Settings) -> Result<Self> {
-        let config = settings.transfers()?;
-        // Plans follow from the conditions, so the parties must agree on them like on the model.
-        let Conditions { bytes_per_second, cores } = settings.conditions;
-        settings.terms.model = Sha256::new()
-            .chain_update(settings.terms.model)
-            .chain_update(format!("{bytes_per_second:?} {cores:?} {:?}", settings.round_seconds))
-            .finalize()
-            .into();
+    /// Sets a session up over any pipe: the hello with the marks of the store, encryption keys, and base transfers unless
+    /// a store may make them superfluous.
+    pub fn set_up(role: Role, pipe: Box<dyn Pipe>, settings: Settings) -> Result<Self> {
+        let mut store = match &settings.store {
+            Some(wanted) => Some(open_store(wanted, &settings, role)?),
+            None => None,
+        };
+        let marks = store.as_mut().map_or(Ok(Vec::new()), Store::marks)?;
         let pipe = match settings.shaped {
             Some(link) => Box::new(ShapedPipe::new(pipe, link)),
             None => pipe,
         };
         let session = match role {
-            Role::Client => Session::connect(pipe, &settings.terms, &[], &settings.limits)?,
-            Role::Server => Session::accept(pipe, &settings.terms, &[], &settings.limits)?,
+            Role::Client => Session::connect(pipe, &settings.terms, &marks, &settings.limits)?,
+            Role::Server => Session::accept(pipe, &settings.terms, &marks, &settings.limits)?,
         };
-        let (mut channel, transcript) = (session.channel, session.transcript);
+        let agreement = match (&mut store, session.peer_marks.is_empty()) {
+            (None, true) => None,
+            (Some(store), false) => Some(store.agree(&session.peer_marks)?),
+            (ours, _) => {
+                let who = if ours.is_some() { "we have" } else { "the peer has" };
+                let reason = format!("only {who} a store of correlations, and its items come in pairs");
+                return Err(Error::Disagreement { field: "store marks", reason });
+            }
+        };
+        let (channel, transcript, network) = (session.channel, session.transcript, session.network);
         let mut rng = SecretRng::from_os();
-        let transfers = ExtendedOt::set_up(&mut channel, role, &transcript, config, &mut rng)?;
-        let (transfers, for_party) = Shared::new(transfers);
-        let mut party = Party { role, channel, ot: Box::new(for_party), triples: Box::new(NoTriples), rng };
-        let encryption = Encryption::exchange(&mut party, &transcript, &[], settings.threads)?;
-        let (triples, for_party) = Shared::new(match &encryption {
-            Encryption::Client(keys) => EncryptedTriples::client(keys.secret.clone()),
-            Encryption::Server(keys) => EncryptedTriples::server(keys.public.clone()),
+        let config = settings.transfers(network)?;
+        let transfers = Shared::new(Transfers::new(role, transcript, config, rng.fork()));
+        let mut party = Party { role, channel, ot: Box::new(Nothing), triples: Box::new(Nothing), rng };
+        let has_store = store.is_some();
+        let encryption = party.step(SET_UP, |party| {
+            if !has_store {
+                transfers.get()?.ready(&mut party.channel)?;
+            }
+            Encryption::exchange(party, &transcript, &[], settings.threads)
+        })?;
+        let triples = Shared::new(match &encryption {
+            Encryption::Client(keys) => EncryptedTriples::client(keys.secret.clone()).with_pool(keys.pool.clone()),
+            Encryption::Server(keys) => EncryptedTriples::server(keys.public.clone()).with_pool(keys.pool.clone()),
         });
-        party.triples = Box::new(for_party);
-        let conditions = settings.conditions;
-        let link =
-            protocol::Link { bytes_per_second: conditions.bytes_per_second, round_seconds: settings.round_seconds };
-        Ok(Self { party, encryption, rotations: Vec::new(), transfers, triples, conditions, link })
+        let mut engine = Self {
+            party,
+            encryption,
+            link: protocol::Link {
+                bytes_per_second: network.bytes_per_second as f64,
+                round_seconds: f64::from(network.round_microseconds) * 1e-6,
+            },
+            network,
+            quiet: settings.limits.quiet,
+            rotations: Vec::new(),
+            transfers,
+            triples,
+            demand: Arc::default(),
+            store: store.map(SharedStore::new),
+            agreement,
+            prepared: BTreeMap::new(),
+        };
+        engine.connect_supplies();
+        Ok(engine)
     }
 
-    /// Makes transfers (as this party sees them) and triples ahead, so that steps need not wait for them. The costs
-    /// stand under `preprocess`.
-    pub fn preprocess(&mut self, transfers: OtCounts, triples: usize) -> Result<()> {
-        let (ours, stock) = (&self.transfers, &self.triples);
-        self.party.step("preprocess", |party| {
-            ours.get()?.preprocess(&mut party.channel, transfers)?;
-            stock.get()?.refill(&mut party.channel, triples)
-        })
+    /// Gives the party the supplies that its steps take from.
+    fn connect_supplies(&mut self) {
+        let (role, demand) = (self.party.role, &self.demand);
+        let (transfers, triples) = (self.transfers.handle(), self.triples.handle());
+        let Some(store) = &self.store else {
+            self.party.ot = Box::new(Counted::new(role, demand, transfers));
+            self.party.triples = Box::new(Counted::new(role, demand, triples));
+            return;
+        };
+        let stored = || StoredOt::new(store.clone());
+        let extends = self.agreement.as_ref().is_some_and(|a| a.policy.when_empty == WhenEmpty::Extend);
+        let (ot, from_store) = if extends {
+            (stored().or_transfers(Box::new(transfers)), stored().or_triples(Box::new(triples)))
+        } else {
+            (stored(), stored())
+        };
+        self.party.ot = Box::new(Counted::new(role, demand, ot));
+        self.party.triples = Box::new(Counted::new(role, demand, from_store));
     }
 
     /// The product of a shared matrix (rows x columns) with one matrix of weights (columns x outputs) that the server
-    /// passes: at the sum of the scales, off by at most one before it is truncated.
-    pub fn product(&mut self, x: &[u64], shape: Shape, weight_bits: u32, weights: Option<&[i32]>) -> Result<Vec<u64>> {
-        if weight_bits > 24 {
-            return Err(Error::Unsupported(format!("weights of {weight_bits} bits; 24 is the most")));
+    /// passes: at the sum of the scales, off by at most one before it is truncated. `prepared` names the layer whose
+    /// preparation is used, if one is left.
+    pub fn product(
+        &mut self,
+        x: &[u64],
+        shape: Shape,
+        weight_bits: u32,
+        weights: Option<&[i32]>,
+        prepared: Option<&str>,
+    ) -> Result<Vec<u64>> {
+        if weights.is_some() == self.party.role.is_client() {
+            return Err(whose_weights());
         }
-        let plan = Plan::new(shape, weight_bits, &self.cost_model())?;
-        let party = &mut self.party;
-        match (&self.encryption, weights) {
-            (Encryption::Client(keys), None) => keys.pool.install(|| single::client(party, &keys.secret, &plan, x)),
-            (Encryption::Server(keys), Some(weights)) => {
-                let weights = Matrix::from_i32(shape.columns, shape.outputs, weight_bits, weights)?;
-                keys.pool.install(|| single::server(party, &keys.public, &plan, weights, x))
+        let plan = self.plan_single(shape, weight_bits)?;
+        let Shape { rows, columns, outputs } = shape;
+        if rows.checked_mul(columns) != Some(x.len()) {
+            return Err(Error::BadArgument(format!("{} elements where {rows} x {columns} were expected", x.len())));
+        }
+        let weights = weights.map(|w| Matrix::from_i32(columns, outputs, weight_bits, w)).transpose()?;
+        let ready = match prepared {
+            Some(name) => self.take_prepared(name, &Linear::Single { shape, weight_bits })?,
+            None => None,
+        };
+        let expected = plan.seconds(&cost_model(self.network, 1.0))?;
+        self.patiently(expected, |engine| {
+            let (party, encryption) = (&mut engine.party, &engine.encryption);
+            match ready {
+                Some(bytes) => {
+                    let ready = single::Prepared::from_bytes(&plan, encryption, &bytes)?;
+                    single::online(party, encryption, ready, x, weights)
+                }
+                None => single::multiply(party, encryption, &plan, x, weights),
             }
-            _ => Err(whose_weights()),
-        }
+        })
     }
 
     /// n experts with weights of their own, one or more matrices on the same input: shares of
     /// `[expert][token][column]` in, the same for each matrix out, exact. `most_bytes` bounds what travels, at the price of
-    /// work at the server; both parties say the same.
+    /// work at the server; both parties say the same. `prepared` as in [`Engine::product`].
     pub fn batched_product(
         &mut self,
         x: &[u64],
         shape: BatchedShape,
         most_bytes: Option<usize>,
         weights: Option<&[ExpertWeights]>,
+        prepared: Option<&str>,
     ) -> Result<Vec<Vec<u64>>> {
-        let plan = match most_bytes {
-            Some(bytes) => BatchedPlan::within(shape, self.conditions, bytes)?,
-            None => BatchedPlan::new(shape, self.conditions)?,
-        };
         if weights.is_some() == self.party.role.is_client() {
             return Err(whose_weights());
         }
-        let wanted = plan.automorphisms();
-        self.encryption.add_rotations(&mut self.party, &self.rotations, &wanted)?;
-        self.rotations.extend(wanted);
-        self.rotations.sort_unstable();
-        self.rotations.dedup();
-        batched::multiply(&mut self.party, &self.encryption, &plan, x, weights)
+        let plan = self.plan_experts(shape.clone(), most_bytes)?;
+        if x.len() != shape.inputs() {
+            return Err(Error::BadArgument(format!("{} values where {} were expected", x.len(), shape.inputs())));
+        }
+        let ready = match prepared {
+            Some(name) => self.take_prepared(name, &Linear::Experts { shape, most_bytes })?,
+            None => None,
+        };
+        let expected = plan.seconds(conditions(self.network, 1.0));
+        self.patiently(expected, |engine| {
+            if let Some(bytes) = ready {
+                let ready = batched::Prepared::from_bytes(&plan, &engine.encryption, &bytes)?;
+                return batched::online(&mut engine.party, &engine.encryption, ready, x, weights);
+            }
+            engine.add_rotations(plan.automorphisms())?;
+            batched::multiply(&mut engine.party, &engine.encryption, &plan, x, weights)
+        })
     }
 
     /// Products of pairs of shared matrices, all of one shape, in one round; off by at most two before truncation.
@@ -295,15 +253,75 @@ impl Engine {
         }
     }
 
-    /// Says goodbye and ends the session.
+    /// Forgets the costs counted so far, and the demand.
+    pub fn reset_costs(&mut self) {
+        self.party.channel.reset_costs();
+        *self.demand.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Demand::default();
+    }
+
+    /// Says goodbye, ends the session and closes the store. What was reserved and not used stays burnt.
     pub fn finish(mut self) -> Result<()> {
-        self.party.channel.goodbye()
+        let goodbye = self.party.channel.goodbye();
+        (self.party.ot, self.party.triples) = (Box::new(Nothing), Box::new(Nothing));
+        let closed = match self.store.take().map(SharedStore::close) {
+            Some(Ok(outcome)) => outcome,
+            // Another handle would be a bug here; dropping ours is what a crash would do, and safe.
+            None | Some(Err(_)) => Ok(()),
+        };
+        goodbye.and(closed)
+    }
+
+    /// Runs a long product. A peer that works for long is not a silent one: it may take what the plan expects of one
+    /// slow core on top of the usual limit.
+    fn patiently<T>(&mut self, expected: f64, body: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.party.channel.set_quiet_limit(self.quiet + patience(expected));
+        let outcome = body(self);
+        self.party.channel.set_quiet_limit(self.quiet);
+        outcome
+    }
+
+    fn add_rotations(&mut self, wanted: Vec<Automorphism>) -> Result<()> {
+        self.encryption.add_rotations(&mut self.party, &self.rotations, &wanted)?;
+        self.rotations.extend(wanted);
+        self.rotations.sort_unstable();
+        self.rotations.dedup();
+        Ok(())
+    }
+
+    fn plan_single(&self, shape: Shape, weight_bits: u32) -> Result<single::Plan> {
+        if weight_bits > 24 {
+            return Err(Error::Unsupported(format!("weights of {weight_bits} bits; 24 is the most")));
+        }
+        single::Plan::new(shape, weight_bits, &self.cost_model())
+    }
+
+    fn plan_experts(&self, shape: BatchedShape, most_bytes: Option<usize>) -> Result<BatchedPlan> {
+        let conditions = conditions(self.network, f64::from(self.network.cores));
+        match most_bytes {
+            Some(bytes) => BatchedPlan::within(shape, conditions, bytes),
+            None => BatchedPlan::new(shape, conditions),
+        }
     }
 
     fn cost_model(&self) -> CostModel {
-        let Conditions { bytes_per_second, cores } = self.conditions;
-        CostModel { link_bits_per_second: bytes_per_second * 8.0, cores, ..CostModel::default() }
+        cost_model(self.network, f64::from(self.network.cores))
     }
+}
+
+/// How much slower than the cost model's a peer's core may be.
+const SLOWER: f64 = 8.0;
+
+/// The silence that is allowed on top of the usual for work that is expected to take so many seconds.
+fn patience(expected: f64) -> Duration {
+    Duration::from_secs_f64((SLOWER * expected).clamp(0.0, 86_400.0))
+}
+
+fn conditions(network: Network, cores: f64) -> Conditions {
+    Conditions { bytes_per_second: network.bytes_per_second as f64, cores }
+}
+
+fn cost_model(network: Network, cores: f64) -> CostModel {
+    CostModel { link_bits_per_second: network.bytes_per_second as f64 * 8.0, cores, ..CostModel::default() }
 }
 
 fn whose_weights() -> Error {

@@ -17,9 +17,15 @@ pub const VALUE_BOUND: i64 = (P / 4) as i64;
 /// a + b mod p, both reduced.
 #[inline(always)]
 pub fn add(a: u64, b: u64) -> u64 {
-    let s = a + b;
-    let t = s.wrapping_sub(P);
-    if t >> 63 == 0 { t } else { s }
+    reduce_once(a + b)
+}
+
+/// x, or x - p if x is at least p; x below 2^63. By a mask and not by a condition: a compiler turns a condition into a
+/// branch where it likes to.
+#[inline(always)]
+pub(crate) fn reduce_once(x: u64) -> u64 {
+    let less = x.wrapping_sub(P);
+    less.wrapping_add(P & (less >> 63).wrapping_neg())
 }
 
 /// a - b mod p, both reduced.
@@ -42,12 +48,8 @@ pub fn mul(a: u64, b: u64) -> u64 {
     const M: u128 = (1u128 << 82) / P as u128;
     let x = a as u128 * b as u128;
     let q = ((x >> 40) * M) >> 42;
-    let mut r = (x - q * P as u128) as u64;
-    for _ in 0..3 {
-        let t = r.wrapping_sub(P);
-        r = if t >> 63 == 0 { t } else { r };
-    }
-    r
+    let r = (x - q * P as u128) as u64;
+    reduce_once(reduce_once(reduce_once(r)))
 }
 
 /// The field element of a signed value.
@@ -60,7 +62,8 @@ pub fn from_signed(v: i64) -> u64 {
 /// The signed value of a field element, in [-(p-1)/2, (p-1)/2].
 #[inline(always)]
 pub fn to_signed(a: u64) -> i64 {
-    if a > P / 2 { a as i64 - P as i64 } else { a as i64 }
+    let above = ((P / 2).wrapping_sub(a) as i64) >> 63;
+    a as i64 - (P as i64 & above)
 }
 
 /// n uniform field elements, by rejection on 41 bits.
@@ -121,6 +124,11 @@ pub fn unpack_bits(bytes: &[u8], n: usize, bits: usize) -> Result<Vec<u64>> {
     if bytes.len() != packed_len(n, bits) {
         return Err(Error::BadArgument(format!("{} bytes where {} were expected", bytes.len(), packed_len(n, bits))));
     }
+    // Before memory is taken: bad bytes must not cost what good ones do.
+    let padding = bytes.len() * 8 - n * bits;
+    if bytes.last().is_some_and(|&last| padding > 0 && last >> (8 - padding) != 0) {
+        return Err(Error::BadArgument("the padding of a packed vector is not zero".into()));
+    }
     let mut out = Vec::with_capacity(n);
     let (mut acc, mut have, mut at) = (0u128, 0usize, 0usize);
     for _ in 0..n {
@@ -132,9 +140,6 @@ pub fn unpack_bits(bytes: &[u8], n: usize, bits: usize) -> Result<Vec<u64>> {
         out.push((acc as u64) & ((1 << bits) - 1));
         acc >>= bits;
         have -= bits;
-    }
-    if acc != 0 {
-        return Err(Error::BadArgument("the padding of a packed vector is not zero".into()));
     }
     Ok(out)
 }

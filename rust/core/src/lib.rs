@@ -9,6 +9,7 @@ pub mod engine;
 pub mod error;
 pub mod field;
 pub mod matmul;
+pub mod measure;
 pub mod net;
 pub mod ot;
 pub mod party;
@@ -25,3 +26,6 @@ pub use party::{Party, Role};
 
 /// The version of the core, compared in the hello.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Whether this build has the dealer of the tests, who knows every correlation. The Python module refuses to be built with it.
+pub const HAS_INSECURE_TEST_DEALER: bool = cfg!(feature = "insecure-test-dealer");

@@ -5,26 +5,75 @@
 //! under the step [`STEP`], so [`split`] can say what a request cost `online` and in `total`.
 
 use crate::error::{Error, Result};
-use crate::net::StepCost;
+use crate::net::{StepCost, cost};
 use crate::ot::store::{BLOCK_ITEMS, Lane, SharedStore, codec};
 use crate::party::Party;
+use std::collections::BTreeSet;
 use zeroize::{Zeroize, Zeroizing};
 
 /// The name of the step under which preprocessing is counted.
 pub const STEP: &str = "preprocess";
 
-/// Items of one batch unless the plan says otherwise: 2 MiB of the sender's pads.
-pub const BATCH_ITEMS: u64 = 64 * BLOCK_ITEMS;
+/// Items of one batch unless the plan says otherwise: 8 MiB of the sender's pads, and as many as a silent extension makes
+/// at its cheapest.
+pub const BATCH_ITEMS: u64 = 256 * BLOCK_ITEMS;
 
 /// Records of one stream: the same sequence again and again, one pass for each request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PlannedRecords {
     /// The stream, see [`Lane::Records`].
     pub stream: u16,
-    /// Public digests of what one pass uses, in the order of use; for a prepared linear layer the digest of its plan.
+    /// Public digests of what one pass uses, in the order of use, all different; they tell at which place of the pass a
+    /// stream stands.
     pub pass: Vec<[u8; 32]>,
     /// How many passes to have ready.
     pub passes: u64,
+}
+
+/// How many transfers and triples a computation takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Demand {
+    /// Random 1-of-2 transfers sent by the client.
+    pub pads_from_client: u64,
+    /// Random 1-of-2 transfers sent by the server.
+    pub pads_from_server: u64,
+    /// Random 1-of-16 transfers sent by the client.
+    pub pads16_from_client: u64,
+    /// Random 1-of-16 transfers sent by the server.
+    pub pads16_from_server: u64,
+    /// Multiplication triples.
+    pub triples: u64,
+}
+
+impl Demand {
+    /// The count of one lane; nothing for records.
+    pub fn lane(&mut self, lane: Lane) -> Option<&mut u64> {
+        match lane {
+            Lane::PadsFromClient => Some(&mut self.pads_from_client),
+            Lane::PadsFromServer => Some(&mut self.pads_from_server),
+            Lane::Pads16FromClient => Some(&mut self.pads16_from_client),
+            Lane::Pads16FromServer => Some(&mut self.pads16_from_server),
+            Lane::Triples => Some(&mut self.triples),
+            Lane::Records(_) => None,
+        }
+    }
+}
+
+impl From<Demand> for Plan {
+    fn from(demand: Demand) -> Self {
+        let Demand { pads_from_client, pads_from_server, pads16_from_client, pads16_from_server, triples } = demand;
+        let records = Vec::new();
+        let batch_items = BATCH_ITEMS;
+        Self {
+            pads_from_client,
+            pads_from_server,
+            pads16_from_client,
+            pads16_from_server,
+            triples,
+            records,
+            batch_items,
+        }
+    }
 }
 
 /// What a computation needs. Counts are what the store shall hold afterwards, rounded up to whole blocks.
@@ -84,6 +133,9 @@ pub struct Progress {
     pub wanted: u64,
 }
 
+/// Hears how far a fill has come. An error ends it, and with it the session: the peer waits for the next batch.
+pub type Tell<'a> = &'a mut dyn FnMut(Progress) -> Result<()>;
+
 /// Makes this party's half of a record, talking to the peer as needed. `digest` says what it is for.
 pub type MakeRecord<'a> = &'a mut dyn FnMut(&mut Party, &[u8; 32]) -> Result<Zeroizing<Vec<u8>>>;
 
@@ -91,7 +143,7 @@ pub type MakeRecord<'a> = &'a mut dyn FnMut(&mut Party, &[u8; 32]) -> Result<Zer
 /// session; the party's supplies must not be this store. Refuses a plan with records, see [`fill_with_records`].
 ///
 /// Cost besides the supplies': two rounds and five syncs a batch. Memory: one batch.
-pub fn fill(party: &mut Party, store: &SharedStore, plan: &Plan, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+pub fn fill(party: &mut Party, store: &SharedStore, plan: &Plan, progress: Tell) -> Result<()> {
     if !plan.records.is_empty() {
         return Err(Error::BadArgument("this plan has records: say how they are made".into()));
     }
@@ -103,11 +155,16 @@ pub fn fill_with_records(
     party: &mut Party,
     store: &SharedStore,
     plan: &Plan,
-    progress: &mut dyn FnMut(Progress),
+    progress: Tell,
     make: MakeRecord,
 ) -> Result<()> {
-    if plan.batch_items == 0 || plan.records.iter().any(|r| r.pass.is_empty() && r.passes > 0) {
+    if plan.batch_items == 0 || plan.records.iter().any(|r| r.pass.is_empty()) {
         return Err(Error::BadArgument("a plan has batches and passes of at least one item".into()));
+    }
+    for records in &plan.records {
+        if BTreeSet::from_iter(&records.pass).len() != records.pass.len() {
+            return Err(Error::BadArgument("a pass names the same record twice".into()));
+        }
     }
     let batch_items = whole_blocks(plan.batch_items)?;
     let mut lanes = plan.lanes();
@@ -140,7 +197,7 @@ fn fill_lane(
     lane: Lane,
     wanted: u64,
     batch_items: u64,
-    progress: &mut dyn FnMut(Progress),
+    progress: Tell,
 ) -> Result<()> {
     loop {
         let stored = store.lock()?.remaining(lane);
@@ -161,7 +218,7 @@ fn fill_lane(
         open.keep(&mut party.channel, batch)?;
         let stored = open.remaining(lane);
         drop(open);
-        progress(Progress { lane, stored, wanted });
+        progress(Progress { lane, stored, wanted })?;
     }
 }
 
@@ -232,22 +289,23 @@ fn fill_records(
     party: &mut Party,
     store: &SharedStore,
     records: &PlannedRecords,
-    progress: &mut dyn FnMut(Progress),
+    progress: Tell,
     make: MakeRecord,
 ) -> Result<()> {
     let lane = Lane::Records(records.stream);
     let pass = records.pass.len() as u64;
     let wanted = records.passes.saturating_mul(pass);
     loop {
-        let (stored, filled) = {
+        let (stored, next) = {
             let open = store.lock()?;
-            (open.remaining(lane), open.filled(lane))
+            let last = open.records(records.stream).next_back().map(|(_, digest)| *digest);
+            (open.remaining(lane), after(&records.pass, last)?)
         };
-        // After a crash a pass may have lost its head; the whole of a pass that is under way is always completed.
-        if stored >= wanted && filled.is_multiple_of(pass) {
+        // A pass may have lost its head; one that is under way is always completed.
+        if stored >= wanted && next == 0 {
             return Ok(());
         }
-        let digest = records.pass[(filled % pass) as usize];
+        let digest = records.pass[next];
         let offer = store.lock()?.offer(&mut party.channel, lane, 1, digest)?;
         let record = make(party, &digest)?;
         let mut open = store.lock()?;
@@ -257,34 +315,77 @@ fn fill_records(
         open.keep(&mut party.channel, batch)?;
         let stored = open.remaining(lane);
         drop(open);
-        progress(Progress { lane, stored, wanted });
+        progress(Progress { lane, stored, wanted })?;
     }
 }
 
-/// What a session cost, split into what was made ahead and what had to wait for the input.
+/// The place in a pass that follows on the newest record of a stream.
+fn after(pass: &[[u8; 32]], last: Option<[u8; 32]>) -> Result<usize> {
+    let Some(last) = last else { return Ok(0) };
+    match pass.iter().position(|digest| *digest == last) {
+        Some(place) => Ok((place + 1) % pass.len()),
+        None => Err(Error::BadArgument("this stream holds records of another pass".into())),
+    }
+}
+
+/// When a step happens, told from its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Once a session, before anything is computed: the hello, base transfers, keys.
+    SetUp,
+    /// Made ahead.
+    Preprocess,
+    /// Waits for the input.
+    Online,
+}
+
+/// The name of the step under which the start of a session is counted, besides the hello.
+pub const SET_UP: &str = "set up";
+
+impl Phase {
+    /// The phase of a step. What a step has to make because nothing was made ahead is online, whatever it is.
+    pub fn of(step: &str) -> Phase {
+        let mut parts = step.split('/');
+        match parts.next() {
+            Some("hello" | SET_UP) => Phase::SetUp,
+            first if first.into_iter().chain(parts).any(|part| part == STEP) => Phase::Preprocess,
+            _ => Phase::Online,
+        }
+    }
+
+    /// A name for reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::SetUp => "set up",
+            Phase::Preprocess => "preprocess",
+            Phase::Online => "online",
+        }
+    }
+}
+
+/// What a session cost, split into what was made before and what had to wait for the input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostSplit {
-    /// Steps outside preprocessing, summed.
-    pub online: StepCost,
+    /// The start of the session, summed.
+    pub set_up: StepCost,
     /// Steps inside preprocessing, summed.
     pub preprocess: StepCost,
-    /// Both.
+    /// All other steps, summed.
+    pub online: StepCost,
+    /// Everything.
     pub total: StepCost,
 }
 
 /// Splits a channel's costs.
 pub fn split(costs: &[StepCost]) -> CostSplit {
-    let sum = |name: &str, keep: &dyn Fn(&StepCost) -> bool| {
-        let mut out = StepCost { step: name.into(), ..StepCost::default() };
-        for cost in costs.iter().filter(|c| keep(c)) {
-            out.bytes_sent += cost.bytes_sent;
-            out.bytes_received += cost.bytes_received;
-            out.messages_sent += cost.messages_sent;
-            out.rounds += cost.rounds;
-            out.seconds += cost.seconds;
-        }
-        out
+    let sum = |phase: Phase| {
+        let steps: Vec<StepCost> = costs.iter().filter(|c| Phase::of(&c.step) == phase).cloned().collect();
+        StepCost { step: phase.name().into(), ..cost::total(&steps) }
     };
-    let ahead = |c: &StepCost| c.step.split('/').any(|part| part == STEP);
-    CostSplit { online: sum("online", &|c| !ahead(c)), preprocess: sum(STEP, &ahead), total: sum("total", &|_| true) }
+    CostSplit {
+        set_up: sum(Phase::SetUp),
+        preprocess: sum(Phase::Preprocess),
+        online: sum(Phase::Online),
+        total: cost::total(costs),
+    }
 }

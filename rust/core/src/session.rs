@@ -5,7 +5,7 @@
 //! hellos, tied to the TLS connection when there is one, so that whatever somebody in the middle changed ends the
 //! session too. The hash is the transcript from which public values of this session are derived.
 //!
-//! Cost: two rounds; 16 + 16 + 64 bytes of frames and confirmation, and the hello, about 300 bytes and the marks.
+//! Cost: two rounds; 16 + 16 + 64 bytes of frames and confirmation, and the hello, about 320 bytes and the marks.
 
 use crate::error::{Error, Result};
 use crate::field;
@@ -20,7 +20,7 @@ pub mod hello;
 pub use hello::{Hello, MAX_HELLO, MAX_MARKS};
 
 /// The version of the messages. Any change to what travels changes it.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// How an answer hides the weights' noise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,9 +54,45 @@ pub enum TransferKind {
     SoftSpoken8 = 8,
     /// Silent transfers.
     Silent = 16,
+    /// Whichever is fastest on the link that both parties agreed on, see [`Network::agree`].
+    ByLink = 32,
 }
 
-/// What both parties must have in common. A field that differs ends the session.
+/// What a party says of its end of the link and of its machine. Public, and the one part of the terms that may differ:
+/// both parties go by the worse of the two, so that they come to the same plans and the same transfers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Network {
+    /// Bytes a second that the link carries, both directions together.
+    pub bytes_per_second: u64,
+    /// Microseconds of one round.
+    pub round_microseconds: u32,
+    /// Cores that work for this party at a time.
+    pub cores: u16,
+}
+
+impl Network {
+    /// A gigabit a second, rounds of a fifth of a millisecond, one core: slower than the local network of the figures, so that plans save bytes where
+    /// that costs little.
+    pub const DEFAULT: Network = Network { bytes_per_second: 125_000_000, round_microseconds: 200, cores: 1 };
+
+    /// What both go by: the slower link, the longer round, the cores of both together.
+    pub fn agree(self, peer: Network) -> Network {
+        Network {
+            bytes_per_second: self.bytes_per_second.min(peer.bytes_per_second),
+            round_microseconds: self.round_microseconds.max(peer.round_microseconds),
+            cores: self.cores.saturating_add(peer.cores),
+        }
+    }
+
+    /// Whether a party can mean this: a link of a thousand bits to ten terabits a second, a round of at most a minute.
+    pub(crate) fn is_sound(self) -> bool {
+        (125..=1_250_000_000_000).contains(&self.bytes_per_second)
+            && self.round_microseconds <= 60_000_000
+            && self.cores > 0
+    }
+}
+
+/// What both parties must have in common. A field that differs ends the session, but for the network.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Terms {
     /// The digest of the table of encryption parameters.
@@ -81,6 +117,8 @@ pub struct Terms {
     pub model: [u8; 32],
     /// Optional behaviour, one bit each. Both must have the same; a bit that this build does not know is refused.
     pub features: u64,
+    /// This party's end of the link.
+    pub network: Network,
 }
 
 /// The features that this build knows.
@@ -101,6 +139,7 @@ impl Terms {
             fraction_bits: 12,
             model,
             features: 0,
+            network: Network::DEFAULT,
         }
     }
 }
@@ -115,6 +154,8 @@ pub struct Session {
     pub transcript: [u8; 32],
     /// What the peer's store of correlations said of itself; its own module compares it.
     pub peer_marks: Vec<u8>,
+    /// What both parties go by where a choice depends on the link.
+    pub network: Network,
 }
 
 impl Session {
@@ -132,11 +173,15 @@ impl Session {
         if marks.len() > MAX_MARKS {
             return Err(Error::BadArgument(format!("the store's marks are longer than {MAX_MARKS} bytes")));
         }
+        if !terms.network.is_sound() {
+            return Err(Error::BadArgument(format!("no link is like this: {:?}", terms.network)));
+        }
         let mut channel = Channel::new(pipe);
         channel.set_quiet_limit(limits.hello);
-        let (transcript, peer_marks) = channel.step("hello", |channel| agree(channel, role, terms, marks))?;
+        let (transcript, theirs) = channel.step("hello", |channel| agree(channel, role, terms, marks))?;
         channel.set_quiet_limit(limits.quiet);
-        Ok(Session { role, channel, transcript, peer_marks })
+        let network = terms.network.agree(theirs.terms.network);
+        Ok(Session { role, channel, transcript, peer_marks: theirs.marks, network })
     }
 
     /// Says goodbye, waits for the peer's, and ends the session.
@@ -145,7 +190,7 @@ impl Session {
     }
 }
 
-fn agree(channel: &mut Channel, role: Role, terms: &Terms, marks: &[u8]) -> Result<([u8; 32], Vec<u8>)> {
+fn agree(channel: &mut Channel, role: Role, terms: &Terms, marks: &[u8]) -> Result<([u8; 32], Hello)> {
     let mut nonce = [0; 32];
     SecretRng::from_os().fill(&mut nonce);
     let ours = Hello::new(role, terms, nonce, marks);
@@ -170,7 +215,7 @@ fn agree(channel: &mut Channel, role: Role, terms: &Terms, marks: &[u8]) -> Resu
     let answer = channel.exchange(Kind::Confirm, &confirm(role).encode(), Confirm::BYTES)?;
     let checked = confirm(role.other()).check(&answer);
     channel.decoded(checked)?;
-    Ok((transcript, theirs.marks))
+    Ok((transcript, theirs))
 }
 
 /// What a party says it saw: both hellos as a whole, and apart the two fields that have no right value to compare with.

@@ -3,6 +3,9 @@
 //! The dealer knows everything, so this module exists only in tests (`cfg(test)`) and behind the feature
 //! `insecure-test-dealer`, which no shipped build turns on.
 
+pub mod decoders;
+pub mod replay;
+
 use crate::error::Result;
 use crate::field;
 use crate::net::{Channel, memory};

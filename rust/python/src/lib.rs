@@ -6,9 +6,16 @@
 
 mod convert;
 mod error;
+mod measure;
 mod party;
+mod products;
+mod progress;
+mod settings;
+mod steps;
 
 use pyo3::prelude::*;
+
+const _: () = assert!(!cloister_core::HAS_INSECURE_TEST_DEALER, "a module with the dealer of the tests hides nothing");
 
 /// What Python imports as `cloister_native`.
 #[pymodule]
@@ -18,6 +25,7 @@ fn cloister_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("EngineError", module.py().get_type::<error::EngineError>())?;
     module.add_class::<party::Party>()?;
     module.add_class::<party::Listener>()?;
+    module.add_function(wrap_pyfunction!(measure::inner_loop_throughput, module)?)?;
     module.add_function(wrap_pyfunction!(party::generate_identity, module)?)?;
     module.add_function(wrap_pyfunction!(party::fingerprint, module)?)
 }

@@ -24,6 +24,7 @@ _ERRORS: dict[str, type[errors.CloisterError]] = {
     "engine.bad_argument": errors.InvalidParameter,
     "engine.store": errors.BrokenStore,
     "engine.exhausted": errors.UsedUp,
+    "engine.hiding_used_up": errors.UsedUp,
     "engine.session_over": errors.SessionOver,
 }
 
@@ -34,8 +35,10 @@ _ADVICE = {
     "engine.bad_message": "Open a new session; if it repeats, do not trust that peer.",
     "engine.disagreement": "Start both parties with the same parameters, from the same `cloister protect` run.",
     "engine.not_authenticated": "Exchange the parties' fingerprints again: each must name the other's.",
-    "engine.store": "Delete the store at both parties and make a new one; never copy or restore such a directory.",
+    "engine.store": "Delete the store at both parties and make a new one, or let both start over when it is behind; "
+    "never copy or restore such a folder.",
     "engine.exhausted": "Make more ahead of time, or let the session extend the store.",
+    "engine.hiding_used_up": "Open a new session.",
     "engine.session_over": "Open a new session.",
 }
 

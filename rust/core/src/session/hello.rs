@@ -3,7 +3,7 @@
 //! There is one encoding of each hello. A field that is missing, doubled, out of order, too long or unknown is refused
 //! with the name of the field that was due; so are bytes after the last one.
 
-use super::{BaseKind, KNOWN_FEATURES, MaskKind, PROTOCOL_VERSION, Terms, TransferKind};
+use super::{BaseKind, KNOWN_FEATURES, MaskKind, Network, PROTOCOL_VERSION, Terms, TransferKind};
 use crate::error::{Error, Result};
 use crate::party::Role;
 
@@ -19,7 +19,7 @@ const MAX_PRIMES: usize = 16;
 pub const MAX_HELLO: usize = 8192;
 
 /// The fields in the order of the wire; a field's number is its place, counted from 1.
-pub const FIELDS: [&str; 16] = [
+pub const FIELDS: [&str; 17] = [
     "protocol version",
     "core version",
     "role",
@@ -34,6 +34,7 @@ pub const FIELDS: [&str; 16] = [
     "fraction bits",
     "model",
     "features",
+    "network",
     "nonce",
     "store marks",
 ];
@@ -90,6 +91,7 @@ impl Hello {
             vec![t.fraction_bits],
             t.model.into(),
             t.features.to_le_bytes().into(),
+            encode_network(t.network),
             self.nonce.into(),
             self.marks.clone(),
         ];
@@ -150,6 +152,7 @@ impl Hello {
             [4] => TransferKind::SoftSpoken4,
             [8] => TransferKind::SoftSpoken8,
             [16] => TransferKind::Silent,
+            [32] => TransferKind::ByLink,
             [n] => return disagree(FIELDS[10], format!("{n} is unknown")),
         };
         let [fraction_bits] = reader.exactly()?;
@@ -158,10 +161,14 @@ impl Hello {
         if features & !KNOWN_FEATURES != 0 {
             return disagree(FIELDS[13], format!("{:#x} is unknown", features & !KNOWN_FEATURES));
         }
+        let network = decode_network(reader.exactly()?);
+        if !network.is_sound() {
+            return disagree(FIELDS[14], format!("no link is like this: {network:?}"));
+        }
         let nonce = reader.exactly()?;
         let marks = reader.up_to(MAX_MARKS)?.to_vec();
         if !reader.rest.is_empty() {
-            return disagree(FIELDS[15], format!("{} bytes follow the last field", reader.rest.len()));
+            return disagree(FIELDS[16], format!("{} bytes follow the last field", reader.rest.len()));
         }
         let terms = Terms {
             parameter_table,
@@ -175,11 +182,13 @@ impl Hello {
             fraction_bits,
             model,
             features,
+            network,
         };
         Ok(Hello { protocol_version, core_version, role, terms, nonce, marks })
     }
 
-    /// Compares the peer's hello with ours, field by field; the first that differs is the error.
+    /// Compares the peer's hello with ours, field by field; the first that differs is the error. Not the network, which
+    /// may differ, and whose change on the way the confirmation finds.
     pub fn compare(&self, peer: &Hello) -> Result<()> {
         fn same<T: PartialEq + std::fmt::Debug>(field: &'static str, ours: &T, theirs: &T) -> Result<()> {
             if ours == theirs { Ok(()) } else { disagree(field, format!("ours is {ours:?}, the peer's {theirs:?}")) }
@@ -209,9 +218,25 @@ impl Hello {
         same_digest(FIELDS[12], &ours.model, &theirs.model)?;
         same(FIELDS[13], &ours.features, &theirs.features)?;
         if self.nonce == peer.nonce {
-            return disagree(FIELDS[14], "the peer repeats ours");
+            return disagree(FIELDS[15], "the peer repeats ours");
         }
         Ok(())
+    }
+}
+
+fn encode_network(network: Network) -> Vec<u8> {
+    let mut out = network.bytes_per_second.to_le_bytes().to_vec();
+    out.extend(network.round_microseconds.to_le_bytes());
+    out.extend(network.cores.to_le_bytes());
+    out
+}
+
+fn decode_network(bytes: [u8; 14]) -> Network {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n] = bytes;
+    Network {
+        bytes_per_second: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+        round_microseconds: u32::from_le_bytes([i, j, k, l]),
+        cores: u16::from_le_bytes([m, n]),
     }
 }
 

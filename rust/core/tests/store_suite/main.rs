@@ -6,6 +6,7 @@
 mod crashes;
 mod damage;
 mod disk;
+mod engine;
 mod preprocessing;
 mod processes;
 mod world;

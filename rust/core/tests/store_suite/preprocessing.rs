@@ -53,7 +53,7 @@ fn a_killed_fill_resumes_and_makes_only_what_is_missing() {
         ] {
             let world = World::new();
             world.disks[role].plan(Fault::DieAtPoint(point, 5));
-            let ends = both(&world, 1, |party, store| fill(party, &store, &plan(), &mut |_| ()));
+            let ends = both(&world, 1, |party, store| fill(party, &store, &plan(), &mut |_| Ok(())));
             assert!(ends[role].is_err(), "it died");
             world.disks[role].boot(loss);
             let made = [AtomicU64::new(0), AtomicU64::new(0)];
@@ -61,6 +61,7 @@ fn a_killed_fill_resumes_and_makes_only_what_is_missing() {
                 fill(party, &store, &plan(), &mut |progress| {
                     made[usize::from(!party_role(&store).is_client())].fetch_add(1, SeqCst);
                     assert!(progress.stored <= progress.wanted && progress.lane == Lane::PadsFromServer);
+                    Ok(())
                 })?;
                 assert_eq!(store.lock()?.remaining(Lane::PadsFromServer), plan().pads_from_server);
                 Ok(())
@@ -82,7 +83,7 @@ fn costs_are_split_and_are_what_the_doc_says() {
     let world = World::new();
     let ends = both(&world, 1, |party, store| {
         let met = party.channel.costs();
-        fill(party, &store, &plan(), &mut |_| ())?;
+        fill(party, &store, &plan(), &mut |_| Ok(()))?;
         let filled = split(&party.channel.costs());
         let mut stored = StoredOt::new(store);
         if party.role.is_client() {
@@ -115,7 +116,7 @@ fn an_empty_store_refuses_or_extends() {
         }
     };
     let ends = both(&world, 1, |party, store| {
-        fill(party, &store, &small, &mut |_| ())?;
+        fill(party, &store, &small, &mut |_| Ok(()))?;
         let mut stored = StoredOt::new(store.clone());
         assert!(matches!(transfers(party, &mut stored, 1025), Err(Error::Exhausted(_))));
         assert_eq!(stored.remaining(Lane::PadsFromClient)?, 1024, "a refusal uses nothing");
@@ -152,7 +153,7 @@ fn a_million_transfers_each_once() {
         sessions += 1;
         let ends = both(&world, sessions, |party, store| {
             if sessions == 1 {
-                fill(party, &store, &plan, &mut |_| ())?;
+                fill(party, &store, &plan, &mut |_| Ok(()))?;
             }
             let mut stored = StoredOt::new(store.clone());
             let mut pads = Vec::new();

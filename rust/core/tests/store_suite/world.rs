@@ -194,7 +194,7 @@ pub fn session(mut store: Store, role: Role, channel: Channel, number: u64, log:
     };
     shared.meet(&mut party.channel)?;
     let mut serial = 0u64;
-    fill_with_records(&mut party, &shared, &plan(), &mut |_| (), &mut |party, digest| {
+    fill_with_records(&mut party, &shared, &plan(), &mut |_| Ok(()), &mut |party, digest| {
         serial += 1;
         let mut record = vec![u8::from(party.role.is_client()); 1000];
         record[1..9].copy_from_slice(&number.to_le_bytes());
@@ -220,7 +220,7 @@ pub fn session(mut store: Store, role: Role, channel: Channel, number: u64, log:
     give(Lane::Pads16FromServer, items);
     give(Lane::Triples, Items::Triples(stored.triples(channel, 1100)?));
     for digest in &DIGESTS {
-        let record = shared.lock()?.take_record(channel, 3, digest)?;
+        let record = shared.lock()?.take_record(channel, 3, digest, 0)?;
         give(Lane::Records(3), Items::Record(record.to_vec()));
     }
     drop(stored);

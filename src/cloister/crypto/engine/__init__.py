@@ -13,8 +13,10 @@ nothing alone. Security is semi-honest (docs/crypto-engine.md).
 
 from __future__ import annotations
 
+from cloister.crypto.engine.ahead import Cost, Costs, Demand, ExpertLayer, LinearLayer
 from cloister.crypto.engine.identity import Identity
-from cloister.crypto.engine.party import Cost, Listener, Party, Settings
+from cloister.crypto.engine.party import Listener, Party
+from cloister.crypto.engine.settings import Settings, Store
 from cloister.crypto.engine.shares import FRACTION_BITS, PRIME, VALUE_BOUND, Bits, Shares, decode, encode
 
 __all__ = [
@@ -23,11 +25,16 @@ __all__ = [
     "VALUE_BOUND",
     "Bits",
     "Cost",
+    "Costs",
+    "Demand",
+    "ExpertLayer",
     "Identity",
+    "LinearLayer",
     "Listener",
     "Party",
     "Settings",
     "Shares",
+    "Store",
     "decode",
     "encode",
 ]

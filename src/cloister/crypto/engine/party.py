@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -14,66 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.crypto import native
-from cloister.crypto.engine.identity import Identity
-from cloister.crypto.engine.shares import FRACTION_BITS, PRIME, VALUE_BOUND, Bits, Shares, encode
+from cloister.crypto.engine.ahead import Cost, Costs, Demand, ExpertLayer, Layer
+from cloister.crypto.engine.settings import Settings
+from cloister.crypto.engine.shares import PRIME, VALUE_BOUND, Bits, Shares, encode
 from cloister.errors import InvalidParameter
+from cloister.progress import SILENT, Progress
 
 Role = Literal["client", "server"]
 EXACT_BITS = 40  # compares every number inside the bound exactly
 SCORE_BITS = 20  # enough for probabilities and gate scores
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a session is set up. Both parties must agree on `fraction`, `transfers`, `model` and the link that plans
-    are made for; the hello compares them."""
-
-    identity: Identity | None = None
-    peer: str | None = None  # the other party's fingerprint
-    insecure_loopback: bool = False  # no TLS, on one machine only: for tests and measurements
-    fraction: int = FRACTION_BITS
-    transfers: Literal["softspoken1", "softspoken2", "softspoken4", "softspoken8", "silent"] = "silent"
-    post_quantum: bool = False  # rest the transfers on ML-KEM-768
-    model: bytes = bytes(32)  # a digest of what is computed
-    quiet_seconds: float = 60.0  # how long the peer may be silent
-    threads: int | None = None
-    link_bits_per_second: float | None = None  # imitate a slower link
-    link_delay_seconds: float = 0.0
-
-    def as_native(self) -> dict[str, Any]:
-        """The dictionary that the Rust core reads."""
-        given: dict[str, Any] = {
-            "fraction_bits": float(self.fraction),
-            "transfers": self.transfers,
-            "post_quantum": self.post_quantum,
-            "quiet_seconds": float(self.quiet_seconds),
-            "model": self.model,
-        }
-        if self.threads is not None:
-            given["threads"] = float(self.threads)
-        if self.link_bits_per_second is not None:
-            given["link_bits_per_second"] = float(self.link_bits_per_second)
-            given["link_delay_seconds"] = float(self.link_delay_seconds)
-        if self.identity is not None and self.peer is not None:
-            given |= {"certificate": self.identity.certificate, "key": self.identity.key, "peer": self.peer}
-        elif not self.insecure_loopback:
-            raise InvalidParameter(
-                "A session needs this party's identity and the peer's fingerprint.",
-                advice="Make identities with Identity.create and exchange the fingerprints.",
-            )
-        return given
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one named step cost this party."""
-
-    step: str
-    bytes_sent: int
-    bytes_received: int
-    messages_sent: int
-    rounds: int
-    seconds: float
 
 
 class Listener:
@@ -139,13 +86,13 @@ class Party:
         finally:
             self._native.leave_if_open()
 
-    def costs(self) -> list[Cost]:
-        """What every step cost so far."""
+    def costs(self) -> Costs:
+        """What every step cost so far, and the sums `online`, `preprocess`, `set_up` and `total`."""
         with native.translated():
-            return [Cost(**step) for step in json.loads(self._native.costs())]
+            return Costs(Cost(*row) for row in self._native.costs())
 
     def reset_costs(self) -> None:
-        """Forget the costs counted so far."""
+        """Forget the costs and the demand counted so far."""
         with native.translated():
             self._native.reset_costs()
 
@@ -154,12 +101,79 @@ class Party:
         with native.translated():
             self._native.meet()
 
-    def preprocess(
-        self, *, send: int = 0, receive: int = 0, send16: int = 0, receive16: int = 0, triples: int = 0
-    ) -> None:
-        """Make random transfers (as this party sees them) and triples ahead; steps then take from the stock."""
+    # ---- work done ahead ------------------------------------------------------------------------------------------
+
+    def demand(self) -> Demand:
+        """The correlations that steps took since the costs were reset, the same at both parties."""
         with native.translated():
-            self._native.preprocess(send, receive, send16, receive16, triples)
+            return Demand(*self._native.demand())
+
+    def stored(self) -> Demand:
+        """The correlations that are there for steps to take."""
+        with native.translated():
+            return Demand(*self._native.stored())
+
+    @property
+    def started_over(self) -> str | None:
+        """Why both parties threw away what their stores held when they met, if they did."""
+        with native.translated():
+            reason: str | None = self._native.started_over()
+        return reason
+
+    def preprocess(self, demand: Demand, *, progress: Progress = SILENT) -> None:
+        """Make correlations until `demand` is there; steps then need not wait for them. With a store they last."""
+        with progress.task("Making correlations", total=demand.total, unit="items") as task:
+            done: dict[str, int] = {}
+
+            def tell(kind: str, there: int, wanted: int) -> None:
+                now = min(there, wanted)
+                task.advance(now - done.get(kind, 0))
+                done[kind] = now
+
+            with native.translated():
+                self._native.preprocess(demand.row(), tell)
+
+    def reserve(self, demand: Demand) -> None:
+        """Burn in the store what a computation of this demand will take, in one round, so that its steps need not stop
+        for the disk one by one. What they do not use is lost at the end of the session."""
+        with native.translated():
+            self._native.reserve(demand.row())
+
+    def prepare(
+        self,
+        layers: Sequence[Layer],
+        weights: Sequence[Any] | Callable[[int], Any] | None = None,
+        *,
+        passes: int = 1,
+        progress: Progress = SILENT,
+    ) -> None:
+        """Make linear layers ahead, `passes` of each, so that `matmul` and `batched_matmul` with `prepared=name` cost
+        one message and a product in the clear. Say them in the order of use: with a store a layer that is used out of
+        its order burns those before it. The server passes the weights as those methods take them, one for each layer,
+        or a function that fetches them by number; the client None. What is there already is not made again."""
+
+        def fetch(number: int) -> Any:
+            given = weights(number) if callable(weights) else weights[number]  # type: ignore[index]
+            layer = layers[number]
+            if isinstance(layer, ExpertLayer):
+                return _expert_weights(given, layer.experts, layer.columns, layer.outputs)
+            return _matrix(given, layer.columns, layer.outputs, layer.weight_bits)
+
+        if weights is not None and not callable(weights) and len(weights) != len(layers):
+            raise InvalidParameter(f"Weights of {len(weights)} layers for {len(layers)} layers.")
+        with progress.task("Preparing linear layers", total=passes * len(layers), unit="layers") as task:
+
+            def tell(_: str, there: int, wanted: int) -> None:
+                task.advance(min(there, wanted) - task.done)
+
+            with native.translated():
+                said = [layer.as_native() for layer in layers]
+                self._native.prepare(said, passes, None if weights is None else fetch, tell)
+
+    def prepared(self, layer: Layer) -> int:
+        """How many preparations of a layer are left."""
+        with native.translated():
+            return int(self._native.prepared(layer.as_native()))
 
     # ---- values in and out ----------------------------------------------------------------------------------------
 
@@ -209,19 +223,21 @@ class Party:
     # ---- products -------------------------------------------------------------------------------------------------
 
     def matmul(
-        self, x: Shares, weights: NDArray[np.integer[Any]] | None, *, outputs: int, weight_bits: int = 16
+        self,
+        x: Shares,
+        weights: NDArray[np.integer[Any]] | None,
+        *,
+        outputs: int,
+        weight_bits: int = 16,
+        prepared: str | None = None,
     ) -> Shares:
         """`x` (rows, columns) times the server's integer weights (columns, outputs), which add FRACTION_BITS to the
-        scale. Off by at most one last place before truncation."""
+        scale. Off by at most one last place before truncation. `prepared` names the layer that `prepare` made; if none
+        is left the product is computed as a whole, or refused where the store says so."""
         rows, columns = _two(x)
-        limit = 1 << (weight_bits - 1)
-        if not 1 <= weight_bits <= 24:
-            raise InvalidParameter(f"Weights of {weight_bits} bits: 1 to 24 can be multiplied.")
-        given = None if weights is None else _integers(weights, limit, "The weights").astype(np.int32)
-        if given is not None and given.shape != (columns, outputs):
-            raise InvalidParameter(f"Weights of shape {given.shape} where ({columns}, {outputs}) was expected.")
+        given = None if weights is None else _matrix(weights, columns, outputs, weight_bits)
         with native.translated():
-            out = self._native.product(x.data, rows, columns, outputs, weight_bits, given)
+            out = self._native.product(x.data, rows, columns, outputs, weight_bits, given, prepared)
         return Shares(_words(out).reshape(rows, outputs), x.fraction + self.fraction)
 
     def batched_matmul(
@@ -231,23 +247,19 @@ class Party:
         *,
         outputs: Sequence[int],
         most_bytes: int | None = None,
+        prepared: str | None = None,
     ) -> list[Shares]:
         """`x` (experts, tokens, columns) times each of the server's 16-bit weight arrays (experts, outputs, columns).
         Exact. Several arrays share one request. `most_bytes` bounds what travels, at the price of work at the server;
-        both parties say the same."""
+        both parties say the same. `prepared` as for `matmul`."""
         if len(x.shape) != 3:
             raise InvalidParameter(f"Shares of shape {x.shape} where (experts, tokens, columns) was expected.")
         experts, tokens, columns = x.shape
-        given = None
-        if weights is not None:
-            given = [_integers(w, 1 << 15, "The weights").astype(np.int16) for w in weights]
-            if len(given) != len(outputs):
-                raise InvalidParameter(f"{len(given)} arrays of weights for {len(outputs)} outputs.")
-            for array, out in zip(given, outputs, strict=True):
-                if array.shape != (experts, out, columns):
-                    raise InvalidParameter(f"Weights {array.shape} where ({experts}, {out}, {columns}) was expected.")
+        given = None if weights is None else _expert_weights(weights, experts, columns, outputs)
         with native.translated():
-            results = self._native.batched_product(x.data, experts, tokens, columns, list(outputs), given, most_bytes)
+            results = self._native.batched_product(
+                x.data, experts, tokens, columns, list(outputs), given, most_bytes, prepared
+            )
         return [
             Shares(_words(share).reshape(experts, tokens, out), x.fraction + self.fraction)
             for share, out in zip(results, outputs, strict=True)
@@ -437,6 +449,25 @@ def _integers(values: Any, bound: int, what: str) -> NDArray[np.int64]:
     if array.size and not (int(array.min()) >= -bound and int(array.max()) < bound):
         raise InvalidParameter(f"{what} must lie in [-{bound}, {bound}).")
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _matrix(weights: Any, columns: int, outputs: int, weight_bits: int) -> NDArray[np.int32]:
+    if not 1 <= weight_bits <= 24:
+        raise InvalidParameter(f"Weights of {weight_bits} bits: 1 to 24 can be multiplied.")
+    given = _integers(weights, 1 << (weight_bits - 1), "The weights").astype(np.int32)
+    if given.shape != (columns, outputs):
+        raise InvalidParameter(f"Weights of shape {given.shape} where ({columns}, {outputs}) was expected.")
+    return given
+
+
+def _expert_weights(weights: Any, experts: int, columns: int, outputs: Sequence[int]) -> list[NDArray[np.int16]]:
+    given = [_integers(w, 1 << 15, "The weights").astype(np.int16) for w in weights]
+    if len(given) != len(outputs):
+        raise InvalidParameter(f"{len(given)} arrays of weights for {len(outputs)} outputs.")
+    for array, out in zip(given, outputs, strict=True):
+        if array.shape != (experts, out, columns):
+            raise InvalidParameter(f"Weights {array.shape} where ({experts}, {out}, {columns}) was expected.")
+    return given
 
 
 def _octaves(x: Shares, least: float, most: float) -> tuple[int, int]:
