@@ -1,67 +1,19 @@
 //! What a hostile peer can make us hold: at most twice what it sent and a mebibyte, by a counting allocator.
 
+#[path = "hostile_common/counting.rs"]
+mod counting;
 mod session_common;
 
 use cloister_core::net::{Channel, Kind, Limits, tcp};
 use cloister_core::session::{Hello, Session};
 use cloister_core::{Error, Role};
+use counting::{Counting, growth};
 use session_common::*;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
-
-fn more(bytes: usize) {
-    let now = NOW.fetch_add(bytes, Relaxed) + bytes;
-    MOST.fetch_max(now, Relaxed);
-}
-
-// SAFETY: every call goes to the system's allocator unchanged; only counters are added.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        more(layout.size());
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        more(layout.size());
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if size > layout.size() {
-            more(size - layout.size());
-        } else {
-            NOW.fetch_sub(layout.size() - size, Relaxed);
-        }
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
-
-/// The most that was held at once while `body` ran, above what was held before.
-fn growth<T>(body: impl FnOnce() -> T) -> (T, usize) {
-    let before = NOW.load(Relaxed);
-    MOST.store(before, Relaxed);
-    let value = body();
-    (value, MOST.load(Relaxed) - before)
-}
 
 /// One test, because the counters are those of the whole process.
 #[test]

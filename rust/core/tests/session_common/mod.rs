@@ -35,6 +35,25 @@ pub fn short() -> Limits {
     }
 }
 
+/// A refusal may take the longest limit of a test and some scheduling on a busy machine.
+pub const SOON: Duration = Duration::from_secs(6);
+
+/// Limits so short that a message that does not come is late soon.
+pub fn short_frames() -> Limits {
+    let quiet = Duration::from_millis(600);
+    Limits { hello: quiet, quiet, slowest: 1 << 20, handshake: Duration::from_secs(5), ..Limits::default() }
+}
+
+/// A frame by hand.
+pub fn frame(kind: u16, sequence: u64, body: &[u8]) -> Vec<u8> {
+    let mut out = (body.len() as u32).to_le_bytes().to_vec();
+    out.extend(kind.to_le_bytes());
+    out.extend([0; 2]);
+    out.extend(sequence.to_le_bytes());
+    out.extend(body);
+    out
+}
+
 pub fn terms() -> Terms {
     Terms::new([3; 32], vec![33538049, 33292289, 33177601], 40, [9; 32])
 }
