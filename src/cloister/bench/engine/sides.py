@@ -11,27 +11,31 @@ import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cloister.crypto import native
-from cloister.crypto.engine import Cost, Identity, Listener, Party, Settings
+from cloister.crypto.engine import Costs, Identity, Listener, Party, Settings, Store
+from cloister.crypto.engine.ahead import Layer
 from cloister.errors import PeerDied, PeerTimeout
 
 SECONDS = 900.0
-AHEAD = ("transfers", "triples", "base", "extension")  # words in the names of steps that can be made ahead
 
 
 @dataclass
 class Outcome:
-    """What one party saw: seconds of each run, the costs of the last, the largest error, and whatever else counts."""
+    """What one party saw: seconds of each run and the costs of the last, with nothing made ahead; the same with
+    everything made ahead and stored, and what making it took; the largest error."""
 
     seconds: list[float]
-    costs: list[Cost]
+    costs: Costs
+    online_seconds: float
+    online_costs: Costs
+    ahead_seconds: float
+    ahead_costs: Costs
     error: float | None = None
-    extra: dict[str, float] = field(default_factory=dict)
 
     @property
     def median(self) -> float:
@@ -46,40 +50,61 @@ class Outcome:
     @property
     def bytes(self) -> float:
         """Bytes in both directions."""
-        return float(sum(c.bytes_sent + c.bytes_received for c in self.costs))
+        return float(self.costs.total.bytes)
+
+    @property
+    def online_bytes(self) -> float:
+        """Bytes in both directions that have to wait for the input."""
+        return float(self.online_costs.online.bytes)
 
     @property
     def rounds(self) -> float:
         """Times that this party waited for the other."""
-        return float(sum(c.rounds for c in self.costs))
-
-    @property
-    def ahead_seconds(self) -> float:
-        """Seconds in steps that do not depend on the input."""
-        return sum(c.seconds for c in self.costs if any(word in c.step for word in AHEAD))
-
-    @property
-    def ahead_bytes(self) -> float:
-        """Bytes in steps that do not depend on the input."""
-        steps = [c for c in self.costs if any(word in c.step for word in AHEAD)]
-        return float(sum(c.bytes_sent + c.bytes_received for c in steps))
+        return float(self.costs.total.rounds)
 
 
 Workload = Callable[[Party, bool], Outcome]
 
 
-def timed(party: Party, operation: Callable[[], Any], *, repeats: int, warm_up: int = 1) -> tuple[Outcome, Any]:
-    """Run an operation several times; the result is that of the last run."""
-    seconds, result = [], None
-    for run in range(warm_up + repeats):
+@dataclass(frozen=True)
+class Ahead:
+    """The linear layers of an operation: what is prepared, and the operation that uses it."""
+
+    layers: Sequence[Layer]
+    weights: Sequence[Any] | None
+    operation: Callable[[], Any]
+
+
+def timed(
+    party: Party, operation: Callable[[], Any], *, repeats: int, warm_up: int = 1, ahead: Ahead | None = None
+) -> tuple[Outcome, Any]:
+    """Run an operation several times as a whole, the result being that of the last run; then once more with everything
+    that does not need its input made ahead and stored."""
+
+    def once(operation: Callable[[], Any]) -> tuple[float, Any]:
         party.meet()
         party.reset_costs()
         started = time.perf_counter()
         result = operation()
         party.meet()
-        if run >= warm_up:
-            seconds.append(time.perf_counter() - started)
-    return Outcome(seconds, party.costs()), result
+        return time.perf_counter() - started, result
+
+    runs = [once(operation) for _ in range(warm_up + repeats)]
+    costs, demand = party.costs(), party.demand()
+
+    def prepare() -> None:
+        party.preprocess(demand if ahead is None else type(demand)())
+        if ahead is not None:
+            party.prepare(ahead.layers, ahead.weights)
+
+    ahead_seconds, _ = once(prepare)
+    ahead_costs = party.costs()
+    if ahead is None:
+        party.reserve(demand)
+    online_seconds, _ = once(operation if ahead is None else ahead.operation)
+    seconds = [taken for taken, _ in runs[warm_up:]]
+    outcome = Outcome(seconds, costs, online_seconds, party.costs(), ahead_seconds, ahead_costs)
+    return outcome, runs[-1][1]
 
 
 def measure(workload: Workload, *, quick: bool, **settings: Any) -> Outcome:
@@ -99,7 +124,7 @@ def measure(workload: Workload, *, quick: bool, **settings: Any) -> Outcome:
             with Party.connect(
                 "127.0.0.1",
                 int(port),
-                Settings(identity=client, peer=server.fingerprint, quiet_seconds=SECONDS, **settings),
+                _settings(folder / "client", client, server.fingerprint, settings),
             ) as party:
                 outcome = workload(party, quick)
             _told(mine, child)
@@ -108,6 +133,11 @@ def measure(workload: Workload, *, quick: bool, **settings: Any) -> Outcome:
             child.join(10)
             if child.is_alive():
                 child.kill()
+
+
+def _settings(folder: Path, identity: Identity, peer: str, settings: dict[str, Any]) -> Settings:
+    """One party's settings, with a store so that work done ahead is read from disk as it would be."""
+    return Settings(identity=identity, peer=peer, quiet_seconds=SECONDS, store=Store(folder / "store"), **settings)
 
 
 def _told(pipe: Any, child: Any) -> Any:
@@ -127,8 +157,8 @@ def _serve(pipe: Any, folder: Path, peer: str, workload: Workload, quick: bool, 
     try:
         listener = Listener()
         pipe.send(listener.port)
-        identity = Identity.load(folder / "server")
-        with listener.accept(Settings(identity=identity, peer=peer, quiet_seconds=SECONDS, **settings), 60) as party:
+        own = _settings(folder / "server", Identity.load(folder / "server"), peer, settings)
+        with listener.accept(own, 60) as party:
             workload(party, quick)
         pipe.send(True)
     except BaseException:

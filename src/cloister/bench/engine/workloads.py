@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.bench.engine.sides import Outcome, timed
-from cloister.crypto.engine import Party, Shares
+from cloister.bench.engine.sides import Ahead, Outcome, timed
+from cloister.crypto.engine import ExpertLayer, LinearLayer, Party, Shares
 
 EXPERTS, SLOTS, HIDDEN, INNER = 64, 32, 2048, 1408
 ROWS = 24
@@ -37,8 +37,14 @@ def single_product(party: Party, quick: bool) -> Outcome:
     x, w = _integers(1, (ROWS, columns), 1 << 14), _integers(2, (columns, outputs), 1 << 12)
     shares = _shared(party, x / (1 << party.fraction))
     weights = w.astype(np.int32) if party.role == "server" else None
+    layer = LinearLayer("product", ROWS, columns, outputs)
+    ahead = Ahead(
+        [layer],
+        None if weights is None else [weights],
+        lambda: party.matmul(shares, weights, outputs=outputs, prepared=layer.name),
+    )
     outcome, out = timed(
-        party, lambda: party.matmul(shares, weights, outputs=outputs, weight_bits=16), repeats=2 if quick else 5
+        party, lambda: party.matmul(shares, weights, outputs=outputs), repeats=2 if quick else 5, ahead=ahead
     )
     opened = party.reveal_integers(out, to="both")
     assert opened is not None
@@ -65,6 +71,11 @@ def _layer(
         lambda: party.batched_matmul(shares, weights, outputs=outputs, most_bytes=most_bytes),
         repeats=repeats,
         warm_up=int(quick),
+        ahead=Ahead(
+            [ExpertLayer("experts", experts, slots, columns, outputs, most_bytes)],
+            None if weights is None else [weights],
+            lambda: party.batched_matmul(shares, weights, outputs=outputs, most_bytes=most_bytes, prepared="experts"),
+        ),
     )
     for i, (share, width) in enumerate(zip(out, outputs, strict=True)):
         opened = party.reveal_integers(share[:2], to="both")
