@@ -54,7 +54,7 @@ fn main() {
     let plan = AnswerPlan::slots(&shape).expect("this shape fits");
     let mut finish = || {
         let zero = public.encrypt_zero(6, &mut rng);
-        finish_slots(Ciphertext::zero(6), zero, &plan, &mut rng).expect("the plan is for slots")
+        finish_slots(&mut Ciphertext::zero(6), zero, &plan, &mut rng).expect("the plan is for slots")
     };
     let (answer, _) = finish();
     time("an encryption of zero, and finish an answer in slots", 1, finish);

@@ -75,17 +75,7 @@ pub fn accept(listener: &TcpListener, wait: Duration, settings: Settings) -> Res
 fn open_store(wanted: &StoreSettings, settings: &Settings, role: Role) -> Result<Store> {
     let identity = settings.store_identity(role)?;
     let (disk, place) = (wanted.disk.clone(), &wanted.place);
-    let mut store = if Store::exists(&*disk, place) {
-        Store::open(disk, place, &identity)?
-    } else {
-        for path in [&place.directory, &place.beside] {
-            if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-                disk.make_directory(parent)
-                    .map_err(|e| Error::Store(format!("making the folder of the store: {e}")))?;
-            }
-        }
-        Store::create(disk, place, &identity)?
-    };
+    let mut store = Store::open_or_make(disk, place, &identity)?;
     store.set_policy(wanted.policy);
     Ok(store)
 }
@@ -197,7 +187,7 @@ impl Engine {
             Some(name) => self.take_prepared(name, &Linear::Single { shape, weight_bits })?,
             None => None,
         };
-        let expected = plan.seconds(&cost_model(self.network, 1.0))?;
+        let expected = plan.seconds(&work_alone_cost())?;
         self.patiently(expected, |engine| {
             let (party, encryption) = (&mut engine.party, &engine.encryption);
             match ready {
@@ -232,7 +222,7 @@ impl Engine {
             Some(name) => self.take_prepared(name, &Linear::Experts { shape, most_bytes })?,
             None => None,
         };
-        let expected = plan.seconds(conditions(self.network, 1.0));
+        let expected = plan.seconds(work_alone());
         self.patiently(expected, |engine| {
             if let Some(bytes) = ready {
                 let ready = batched::Prepared::from_bytes(&plan, &engine.encryption, &bytes)?;
@@ -311,7 +301,8 @@ impl Engine {
 /// How much slower than the cost model's a peer's core may be.
 const SLOWER: f64 = 8.0;
 
-/// The silence that is allowed on top of the usual for work that is expected to take so many seconds.
+/// The silence that is allowed on top of the usual for work that is expected to take so many seconds. The time on the
+/// link is not in it: messages have their own slowest rate, and the link is what the peer says it is.
 fn patience(expected: f64) -> Duration {
     Duration::from_secs_f64((SLOWER * expected).clamp(0.0, 86_400.0))
 }
@@ -322,6 +313,15 @@ fn conditions(network: Network, cores: f64) -> Conditions {
 
 fn cost_model(network: Network, cores: f64) -> CostModel {
     CostModel { link_bits_per_second: network.bytes_per_second as f64 * 8.0, cores, ..CostModel::default() }
+}
+
+/// One core and a link that costs nothing: what a plan's work alone takes.
+fn work_alone() -> Conditions {
+    Conditions { bytes_per_second: f64::INFINITY, cores: 1.0 }
+}
+
+fn work_alone_cost() -> CostModel {
+    CostModel { link_bits_per_second: f64::INFINITY, cores: 1.0, ..CostModel::default() }
 }
 
 fn whose_weights() -> Error {

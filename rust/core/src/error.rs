@@ -51,9 +51,21 @@ pub enum Error {
     /// The caller's own mistake: wrong length, value outside the fixed-point range.
     #[error("{0}")]
     BadArgument(String),
-    /// The store of one-time correlations is damaged, copied, restored or in use.
+    /// The store of one-time correlations is damaged, copied or restored.
     #[error("the store of one-time correlations cannot be used: {0}")]
     Store(String),
+    /// Another process uses the store.
+    #[error("the store of one-time correlations is in use: {0}")]
+    StoreBusy(String),
+    /// The disk under the store has no room.
+    #[error("the store of one-time correlations cannot be written: {0}")]
+    DiskFull(String),
+    /// The folder of the store is not one to write secrets into, or the disk under it fails. The store is as it was.
+    #[error("the folder of the store of one-time correlations cannot be used: {0}")]
+    StoreFolder(String),
+    /// A sound store that belongs to another role, peer, model or kind of transfers.
+    #[error("this is another computation's store of one-time correlations: {0}")]
+    StoreMismatch(String),
     /// A stored correlation would have been used twice.
     #[error("one-time correlations are used up: {0}")]
     Exhausted(String),
@@ -84,6 +96,10 @@ impl Error {
             Error::Unsupported(_) => "engine.unsupported",
             Error::BadArgument(_) => "engine.bad_argument",
             Error::Store(_) => "engine.store",
+            Error::StoreBusy(_) => "engine.store_busy",
+            Error::DiskFull(_) => "engine.disk_full",
+            Error::StoreFolder(_) => "engine.store_folder",
+            Error::StoreMismatch(_) => "engine.store_mismatch",
             Error::Exhausted(_) => "engine.exhausted",
             Error::HidingUsedUp { .. } => "engine.hiding_used_up",
             Error::SessionOver => "engine.session_over",

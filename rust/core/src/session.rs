@@ -70,17 +70,22 @@ pub struct Network {
     pub cores: u16,
 }
 
+/// More cores than these do not change a plan.
+pub const MOST_CORES: u16 = 256;
+
 impl Network {
     /// A gigabit a second, rounds of a fifth of a millisecond, one core: slower than the local network of the figures, so that plans save bytes where
     /// that costs little.
     pub const DEFAULT: Network = Network { bytes_per_second: 125_000_000, round_microseconds: 200, cores: 1 };
 
-    /// What both go by: the slower link, the longer round, the cores of both together.
+    /// What both go by: the slower link, the longer round, the cores of both together. Neither counts for more than
+    /// [`MOST_CORES`], or a peer could make every plan that saves bytes by our work look cheap.
     pub fn agree(self, peer: Network) -> Network {
+        let cores = |party: Network| party.cores.min(MOST_CORES);
         Network {
             bytes_per_second: self.bytes_per_second.min(peer.bytes_per_second),
             round_microseconds: self.round_microseconds.max(peer.round_microseconds),
-            cores: self.cores.saturating_add(peer.cores),
+            cores: cores(self) + cores(peer),
         }
     }
 

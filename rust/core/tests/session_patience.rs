@@ -67,12 +67,12 @@ fn a_long_product_is_given_the_time_that_its_plan_expects_and_no_other_step_is()
     let (fast, slow) = (limits(1_000_000_000), limits(10_000));
     assert_eq!((fast.len(), slow.len()), (6, 6));
     for (k, (fast, slow)) in fast.iter().zip(&slow).enumerate() {
+        // A peer that claims a slow link cannot make us wait longer for it.
+        assert_eq!(fast, slow);
         if k % 2 == 1 {
-            assert_eq!((*fast, *slow), (usual, usual));
+            assert_eq!(*fast, usual);
         } else {
-            // Hundreds of kilobytes at ten kilobytes a second.
             assert!(usual < *fast && *fast < usual + Duration::from_secs(10), "{fast:?}");
-            assert!(usual + Duration::from_secs(10) < *slow, "{slow:?}");
         }
     }
 }

@@ -23,6 +23,15 @@ pub fn settings(given: &Bound<'_, PyDict>) -> PyResult<Settings> {
             other => Ok(other),
         }
     };
+    // More threads than any machine has cores would only take memory, at both parties.
+    let count = |name: &str| -> PyResult<Option<u16>> {
+        match number(name)? {
+            Some(x) if !(1.0..=1024.0).contains(&x) || x.fract() != 0.0 => Err(raise(Error::BadArgument(format!(
+                "the setting {name} is {x} and must be a whole number from 1 to 1024"
+            )))),
+            other => Ok(other.map(|x| x as u16)),
+        }
+    };
     let security = match (text("certificate")?, text("key")?, text("peer")?) {
         (Some(certificate), Some(key), Some(peer)) => engine::Security::Tls {
             identity: Identity::from_pem(&certificate, &key).map_err(raise)?,
@@ -38,8 +47,8 @@ pub fn settings(given: &Bound<'_, PyDict>) -> PyResult<Settings> {
     if let Some(seconds) = number("quiet_seconds")? {
         settings.limits.quiet = Duration::from_secs_f64(seconds.clamp(0.01, 86_400.0));
     }
-    if let Some(threads) = number("threads")? {
-        settings.threads = threads as usize;
+    if let Some(threads) = count("threads")? {
+        settings.threads = usize::from(threads);
     }
     if let Some(bits) = number("fraction_bits")? {
         settings.terms.fraction_bits = bits as u8;
@@ -48,8 +57,8 @@ pub fn settings(given: &Bound<'_, PyDict>) -> PyResult<Settings> {
         settings.terms.model = model.extract::<[u8; 32]>()?;
     }
     settings.set_post_quantum(flag("post_quantum")?);
-    if let Some(cores) = number("cores")? {
-        settings.terms.network.cores = cores as u16;
+    if let Some(cores) = count("cores")? {
+        settings.terms.network.cores = cores;
     }
     if let Some(folder) = given.get_item("store")? {
         let beside: Option<PathBuf> = given.get_item("store_key")?.map(|v| v.extract()).transpose()?;

@@ -210,11 +210,11 @@ impl Engine {
         self.party.channel.end(begun, &outcome);
         outcome?;
 
-        let (quiet, encryption, network) = (self.quiet, &self.encryption, self.network);
+        let (quiet, encryption) = (self.quiet, &self.encryption);
         let mut make = |party: &mut Party, number: usize| -> Result<Zeroizing<Vec<u8>>> {
             let plan = &plans[number];
             let weights = weights.as_mut().map(|fetch| fetch(number)).transpose()?;
-            party.channel.set_quiet_limit(quiet + super::patience(plan.seconds(network)?));
+            party.channel.set_quiet_limit(quiet + super::patience(plan.work_seconds()?));
             let made = plan.make(party, encryption, weights.as_ref());
             party.channel.set_quiet_limit(quiet);
             made
@@ -308,11 +308,11 @@ impl LayerPlan {
         }
     }
 
-    /// Seconds that it takes on one core a party, at most.
-    pub(super) fn seconds(&self, network: crate::session::Network) -> Result<f64> {
+    /// Seconds that its work takes on one core a party, at most.
+    pub(super) fn work_seconds(&self) -> Result<f64> {
         match self {
-            LayerPlan::Single(plan) => plan.seconds(&super::cost_model(network, 1.0)),
-            LayerPlan::Experts(plan) => Ok(plan.seconds(super::conditions(network, 1.0))),
+            LayerPlan::Single(plan) => plan.seconds(&super::work_alone_cost()),
+            LayerPlan::Experts(plan) => Ok(plan.seconds(super::work_alone())),
         }
     }
 

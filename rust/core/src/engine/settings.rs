@@ -132,6 +132,12 @@ impl Settings {
     /// Who the store belongs to and what its items depend on: both parties' keys, the model, and what was asked of the
     /// transfers. Not the version of the software: what is stored means the same to every version that reads it.
     pub(super) fn store_identity(&self, role: Role) -> Result<store::Identity> {
+        if self.terms.model == [0; 32] {
+            return Err(Error::BadArgument(
+                "a store needs the digest of the model's weights: what was prepared for other weights must not be used"
+                    .into(),
+            ));
+        }
         let (own, peer) = match &self.security {
             Security::Tls { identity, trust: Trust::Keys(keys) } if keys.len() == 1 => {
                 (identity.fingerprint()?.0, keys[0].0)

@@ -324,9 +324,9 @@ fn server(channel: &mut Channel, key: &PublicKey, work: Work) -> Result<()> {
         let answer = |(requests, mut rng): (Vec<Ciphertext>, SecretRng)| -> Result<(Vec<u8>, Plains)> {
             let plains: Plains =
                 (0..what.requests()).map(|_| Zeroizing::new(field::random_vector(&mut rng, N))).collect();
-            let product = cross_terms(&requests, &plains);
+            let mut product = cross_terms(&requests, &plains);
             let zero = key.encrypt_zero(LEVELS, &mut rng);
-            let (masked, share) = finish_slots(product, zero, &plan, &mut rng)?;
+            let (masked, share) = finish_slots(&mut product, zero, &plan, &mut rng)?;
             let share = Zeroizing::new(share);
             Ok((masked.to_bytes(&plan), assemble(plains, &share)))
         };

@@ -6,6 +6,7 @@ use super::{Kind, Pipe};
 use crate::error::{Error, Result};
 use crate::field;
 use std::io::ErrorKind;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 /// Framed messages over a pipe.
@@ -204,6 +205,11 @@ impl Channel {
     /// How long the peer may be silent while a message is due. A step that makes the peer work for long raises it.
     pub fn set_quiet_limit(&mut self, limit: Duration) {
         self.pipe.set_quiet_limit(limit);
+    }
+
+    /// A handle whose shutdown ends every wait on this channel; see [`Pipe::stopper`].
+    pub fn stopper(&self) -> Option<TcpStream> {
+        self.pipe.stopper()
     }
 
     /// What ties this session to the connection under it: the TLS exporter, or nothing over a plain pipe.

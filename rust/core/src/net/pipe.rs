@@ -1,6 +1,7 @@
 //! The seam: what a channel needs from whatever carries its bytes.
 
 use crate::error::Result;
+use std::net::TcpStream;
 use std::time::Duration;
 
 /// Bodies grow from this size by doubling as their bytes arrive, so that a length on the wire takes no memory.
@@ -35,6 +36,11 @@ pub trait Pipe: Send {
     /// How long the peer may be silent while something is due.
     fn set_quiet_limit(&mut self, limit: Duration) {
         let _ = limit;
+    }
+    /// A second handle to the socket under this pipe, if there is one: shutting it down from another thread ends every
+    /// wait of this party. What was under way then fails as if the peer were gone.
+    fn stopper(&self) -> Option<TcpStream> {
+        None
     }
     /// A value that only the two ends of this very connection can know (the TLS exporter); `None` over a plain pipe.
     fn binding(&self) -> Option<[u8; 32]> {

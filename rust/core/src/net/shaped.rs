@@ -128,6 +128,10 @@ impl Pipe for ShapedPipe {
         self.inner.set_quiet_limit(limit);
     }
 
+    fn stopper(&self) -> Option<std::net::TcpStream> {
+        self.inner.stopper()
+    }
+
     fn binding(&self) -> Option<[u8; 32]> {
         self.inner.binding()
     }

@@ -252,6 +252,10 @@ impl Pipe for SocketPipe {
         self.limits.quiet = limit;
     }
 
+    fn stopper(&self) -> Option<TcpStream> {
+        self.shared.stream.try_clone().ok()
+    }
+
     fn binding(&self) -> Option<[u8; 32]> {
         self.binding
     }

@@ -210,7 +210,7 @@ fn each_kind_costs_the_bytes_and_rounds_that_it_states() {
         assert_eq!(b.bytes_sent() - before.1, body + crate::net::frame::HEADER as u64);
     }
     let (mut a, mut b) = ends(config(OtKind::Silent));
-    for (sixteen, per_tree) in [(false, 7 * 32 + 16), (true, 7 * 32 + 16 + 64)] {
+    for (sixteen, trees, per_tree) in [(false, 512, 7 * 32 + 16), (true, 1024, 6 * 32 + 16 + 64)] {
         let before = (a.bytes_sent(), b.bytes_sent());
         let n = 1 << 16;
         if sixteen {
@@ -219,10 +219,10 @@ fn each_kind_costs_the_bytes_and_rounds_that_it_states() {
             both(&mut a, &mut b, |a| a.send(n).len(), |b| b.receive(n).pads.len());
         }
         let header = crate::net::frame::HEADER as u64;
-        assert_eq!(a.bytes_sent() - before.0, 512 * per_tree + header);
-        let small = 512 * if sixteen { 12 } else { 8 };
-        let corrections = small as u64 / 8 * 31 + header;
-        assert_eq!(b.bytes_sent() - before.1, corrections + if sixteen { 512 + header } else { 0 });
+        assert_eq!(a.bytes_sent() - before.0, trees * per_tree + header);
+        let small = trees * if sixteen { 11 } else { 8 };
+        let corrections = small / 8 * 31 + header;
+        assert_eq!(b.bytes_sent() - before.1, corrections + if sixteen { trees + header } else { 0 });
     }
 }
 

@@ -26,21 +26,22 @@ pub struct Answer {
 
 /// The server's end of a product in slots: returns the answer and the server's share, a uniform polynomial modulo p
 /// (coefficients; its [`super::slots::decode`] is the share of every slot). The two shares add up to the product
-/// exactly. Counted in the budget of the key that made the zero; refused when that is spent.
+/// exactly. Counted in the budget of the key that made the zero; refused when that is spent. What is left of the product is
+/// only room for the next.
 pub fn finish_slots(
-    mut product: Ciphertext,
+    product: &mut Ciphertext,
     zero: EncryptionOfZero,
     plan: &AnswerPlan,
     rng: &mut SecretRng,
 ) -> Result<(Answer, Vec<u64>)> {
     let flood_log2 = plan.flood_log2.ok_or_else(|| Error::BadArgument("this plan is for coefficients".into()))?;
-    check_plan(&product, plan)?;
+    check_plan(product, plan)?;
     zero.budget.spend(plan)?;
     product.add_zero(zero);
-    let [mut c0, mut c1] = product.c;
-    inverse_rows(&mut c0);
-    inverse_rows(&mut c1);
-    flood(&mut c0, flood_log2, rng);
+    let [c0, c1] = &mut product.c;
+    inverse_rows(c0);
+    inverse_rows(c1);
+    flood(c0, flood_log2, rng);
     let share = field::random_vector(rng, N);
     let negative: Zeroizing<Vec<u64>> = Zeroizing::new(share.iter().map(|&x| field::neg(x)).collect());
     let encoder = Encoder::new(plan.level, &negative);
@@ -50,8 +51,8 @@ pub fn finish_slots(
         vector::add(row, &mask, PRIMES[prime]);
     }
     let answer = Answer {
-        c0: arithmetic::round_to_bits(plan.level, &c0, plan.c0_bits),
-        c1: arithmetic::round_to_bits(plan.level, &c1, plan.c1_bits),
+        c0: arithmetic::round_to_bits(plan.level, c0, plan.c0_bits),
+        c1: arithmetic::round_to_bits(plan.level, c1, plan.c1_bits),
     };
     Ok((answer, share))
 }

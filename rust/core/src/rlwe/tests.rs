@@ -61,7 +61,7 @@ fn a_product_with_a_server_share_is_exact_in_slots() {
         expected.iter_mut().zip(&term).for_each(|(e, &t)| *e = field::add(*e, t));
     }
     let zero = public.encrypt_zero(6, &mut rng);
-    let (answer, theirs) = finish_slots(sum, zero, &plan, &mut rng).unwrap();
+    let (answer, theirs) = finish_slots(&mut sum, zero, &plan, &mut rng).unwrap();
     let bytes = answer.to_bytes(&plan);
     assert_eq!(bytes.len(), plan.answer_len(N));
     let mine = key.open_slots(&Answer::from_bytes(&bytes, &plan, N).unwrap(), &plan).unwrap();
@@ -230,7 +230,7 @@ fn no_answer_is_made_or_opened_beyond_the_budget() {
     let public = key.public_key(&[1; 32], &mut rng);
     let shape = Shape { level: 6, products: 2112, nonzero: 256, magnitude: P as f64 / 2.0, rotations: 5 };
     let plan = AnswerPlan::slots(&shape).unwrap();
-    let mut answer = || finish_slots(Ciphertext::zero(6), public.encrypt_zero(6, &mut rng), &plan, &mut rng);
+    let mut answer = || finish_slots(&mut Ciphertext::zero(6), public.encrypt_zero(6, &mut rng), &plan, &mut rng);
     let (first, _) = answer().unwrap();
     public.budget().leave(&plan, 1);
     assert!(public.budget().check(&plan, 1).is_ok() && public.budget().check(&plan, 2).is_err());

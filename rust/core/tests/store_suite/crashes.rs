@@ -146,7 +146,10 @@ fn every_call_may_fail_once() {
                 }
                 failures += 1;
                 // The first call asks whether there is a store; a failure there looks like a missing one.
-                let typed = matches!(&ends[role], End::Done(Err(Error::Store(_))));
+                let typed = match kind {
+                    ErrorKind::StorageFull if n > 1 => matches!(&ends[role], End::Done(Err(Error::DiskFull(_)))),
+                    _ => matches!(&ends[role], End::Done(Err(Error::StoreFolder(_)))),
+                };
                 assert!(typed, "call {n} failing with {kind:?} gave {ends:?}");
                 for disk in &world.disks {
                     disk.boot(Loss::Unsynced);
@@ -166,7 +169,7 @@ fn a_read_only_disk_is_refused_and_harmless() {
     world.good_session("first");
     world.disks[1].plan(Fault::ReadOnly);
     let ends = world.session();
-    assert!(matches!(&ends[1], End::Done(Err(Error::Store(_)))), "{ends:?}");
+    assert!(matches!(&ends[1], End::Done(Err(Error::StoreFolder(_)))), "{ends:?}");
     world.disks[1].boot(Loss::Nothing);
     world.good_session("writable again");
     world.check().unwrap();

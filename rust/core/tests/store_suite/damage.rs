@@ -99,7 +99,7 @@ fn a_copied_directory_is_refused_beside_the_same_epoch_file() {
     // While the original is open the epoch file is locked; afterwards the copy is a generation behind.
     let original = open(disk, Role::Client).unwrap();
     let refused = Store::open(shared.clone(), &elsewhere, &identity(Role::Client));
-    assert!(matches!(refused, Err(Error::Store(reason)) if reason.contains("another process")));
+    assert!(matches!(refused, Err(Error::StoreBusy(reason)) if reason.contains("another process")));
     drop(original);
     let refused = Store::open(shared, &elsewhere, &identity(Role::Client));
     assert!(matches!(refused, Err(Error::Store(reason)) if reason.contains("copied or restored")));
@@ -110,7 +110,7 @@ fn a_store_is_opened_once_at_a_time() {
     let mut world = World::new();
     world.good_session("first");
     let first = open(&world.disks[0], Role::Client).unwrap();
-    assert!(matches!(open(&world.disks[0], Role::Client), Err(Error::Store(r)) if r.contains("another process")));
+    assert!(matches!(open(&world.disks[0], Role::Client), Err(Error::StoreBusy(r)) if r.contains("another process")));
     drop(first);
     drop(open(&world.disks[0], Role::Client).unwrap());
 }
@@ -129,7 +129,7 @@ fn another_partys_store_is_refused() {
             _ => other.parameters[3] ^= 1,
         }
         let refused = Store::open(shared.clone(), &place(), &other);
-        assert!(matches!(refused, Err(Error::Store(r)) if r.contains("made ")), "{change}");
+        assert!(matches!(refused, Err(Error::StoreMismatch(r)) if r.contains("made ")), "{change}");
     }
     assert!(Store::create(shared, &place(), &identity(Role::Client)).is_err(), "a store is never made over another");
     // A peer that lost its store and made a new one is not the one that we know.
@@ -148,7 +148,7 @@ fn what_others_can_reach_is_refused() {
         let before = disk.mode(&path).unwrap();
         for bit in [0o040, 0o004, 0o020, 0o001] {
             disk.set_mode(&path, before | bit);
-            assert!(matches!(open(&disk, Role::Client), Err(Error::Store(r)) if r.contains("others can reach")));
+            assert!(matches!(open(&disk, Role::Client), Err(Error::StoreFolder(r)) if r.contains("others can reach")));
         }
         disk.set_mode(&path, before);
     }
@@ -291,13 +291,13 @@ fn a_real_disk_keeps_files_to_their_owner_and_locks() {
     let place = Place { directory: root.join("store"), beside: root.join("beside") };
     let store = Store::create(Arc::new(RealDisk), &place, &identity(Role::Client)).unwrap();
     let second = Store::open(Arc::new(RealDisk), &place, &identity(Role::Client));
-    assert!(matches!(second, Err(Error::Store(r)) if r.contains("another process")));
+    assert!(matches!(second, Err(Error::StoreBusy(r)) if r.contains("another process")));
     for (path, mode) in [("store", 0o700), ("beside", 0o700), ("store/mark", 0o600), ("beside/epoch", 0o600)] {
         assert_eq!(std::fs::metadata(root.join(path)).unwrap().permissions().mode() & 0o777, mode, "{path}");
     }
     drop(store);
     std::fs::set_permissions(&place.beside, std::fs::Permissions::from_mode(0o750)).unwrap();
     let wider = Store::open(Arc::new(RealDisk), &place, &identity(Role::Client));
-    assert!(matches!(wider, Err(Error::Store(r)) if r.contains("others can reach")));
+    assert!(matches!(wider, Err(Error::StoreFolder(r)) if r.contains("others can reach")));
     std::fs::remove_dir_all(root).unwrap();
 }

@@ -23,6 +23,9 @@ struct Pair {
 const START_OVER: Policy = Policy { when_empty: WhenEmpty::Extend, when_behind: WhenBehind::StartOver };
 const REFUSE: Policy = Policy { when_empty: WhenEmpty::Refuse, when_behind: WhenBehind::Refuse };
 
+/// A store belongs to one set of weights.
+const MODEL: [u8; 32] = [7; 32];
+
 fn quiet() -> impl FnMut(cloister_core::preprocess::Progress) -> Result<()> {
     |progress| {
         assert!(progress.stored <= progress.wanted);
@@ -48,6 +51,7 @@ impl Pair {
                 let (disk, policy) = (Arc::new(self.disks[i].clone()), self.policies[i]);
                 scope.spawn(move || {
                     let mut settings = Settings::new(Security::InsecureLoopback);
+                    settings.terms.model = MODEL;
                     settings.threads = 1;
                     settings.store = Some(StoreSettings { place: place(), policy, disk });
                     let mut engine = Engine::set_up(role, Box::new(pipe), settings)?;
@@ -490,6 +494,7 @@ fn a_session_with_a_store_on_one_side_only_is_refused_by_both() {
     let (a, b) = memory::pipes(Duration::from_secs(20));
     let with = |store: bool| {
         let mut settings = Settings::new(Security::InsecureLoopback);
+        settings.terms.model = MODEL;
         let disk = Arc::new(MemoryDisk::default());
         settings.store = store.then(|| StoreSettings { place: place(), policy: Policy::default(), disk });
         settings
@@ -501,4 +506,14 @@ fn a_session_with_a_store_on_one_side_only_is_refused_by_both() {
             assert!(matches!(end, Err(Error::Disagreement { field: "store marks", .. })));
         }
     });
+}
+
+#[test]
+fn a_store_for_no_model_in_particular_is_refused() {
+    let (a, _b) = memory::pipes(Duration::from_secs(1));
+    let mut settings = Settings::new(Security::InsecureLoopback);
+    let disk = Arc::new(MemoryDisk::default());
+    settings.store = Some(StoreSettings { place: place(), policy: Policy::default(), disk });
+    let refused = Engine::set_up(Role::Client, Box::new(a), settings).map(drop);
+    assert!(matches!(&refused, Err(Error::BadArgument(why)) if why.contains("digest")), "{refused:?}");
 }

@@ -23,6 +23,8 @@ pub(super) const WEIGHT_MEMORY: usize = 80 << 20;
 pub(super) const TERMS_AT_A_TIME: usize = 64;
 /// Rows that are read from the sums at a time: whole pages, in order.
 pub(super) const ROWS_READ: usize = 24;
+/// Points of a row that are written together.
+const POINTS_TOGETHER: usize = 8;
 
 /// Lanes of the kernel for a layout: t' tokens of both polynomials, rounded up to whole vectors.
 pub(in crate::matmul) fn lanes(layout: &Layout) -> usize {
@@ -115,7 +117,7 @@ impl Values {
 fn finish(
     keys: &ServerKeys,
     plan: &BatchedPlan,
-    product: Ciphertext,
+    product: &mut Ciphertext,
     rng: &mut SecretRng,
 ) -> Result<(Answer, Zeroizing<Vec<u64>>)> {
     let zero = keys.public.encrypt_zero(LEVELS, rng);
@@ -134,6 +136,8 @@ pub(super) struct Sums {
     slots: Lines<f64>,
     work: Lines<f64>,
     scratch: Scratch,
+    /// Rows read from the sums: fresh memory for them would cost as much as their rotations' additions.
+    read: Vec<Ciphertext>,
 }
 
 impl Sums {
@@ -191,37 +195,45 @@ impl Sums {
         Ok(())
     }
 
-    /// Some rows as ciphertexts.
-    pub fn ciphertexts(&self, layout: &Layout, rows: Range<usize>) -> Vec<Ciphertext> {
+    /// Some rows as ciphertexts, which take the place of those in `out`.
+    ///
+    /// [`POINTS_TOGETHER`] points of a row are written one after another: the rows lie a multiple of the caches' size apart, so
+    /// that lines written in part would be fetched again.
+    pub fn ciphertexts(&self, layout: &Layout, rows: Range<usize>, out: &mut Vec<Ciphertext>) {
         let (points, tokens) = (layout.cosets(), layout.tokens);
         let lane_blocks = lanes(layout) / LANES;
-        let mut out: Vec<Ciphertext> = rows.clone().map(|_| Ciphertext::zero(LEVELS)).collect();
+        let of_point = self.panels * lane_blocks * TILE;
+        out.truncate(rows.len());
+        out.resize_with(rows.len(), || Ciphertext::zero(LEVELS));
         let mut line = vec![0u32; lane_blocks * LANES];
-        for (index, sums) in self.sums.chunks_exact(self.panels * lane_blocks * TILE).enumerate() {
-            let (prime, from) = (index / points, index / points * N + index % points * tokens);
-            let q = PRIMES[prime] as i32;
-            for (row, out) in rows.clone().zip(&mut out) {
-                let panel = &sums[row / ROWS * lane_blocks * TILE..][..lane_blocks * TILE];
-                let of_row = panel.chunks_exact(TILE).map(|tile| &tile[row % ROWS * LANES..][..LANES]);
-                for (line, sums) in line.chunks_exact_mut(LANES).zip(of_row) {
-                    for (x, &sum) in line.iter_mut().zip(sums) {
-                        // Centred, off by at most 2: one addition and one subtraction make it canonical.
-                        let sum = sum + (q & (sum >> 31));
-                        let less = sum - q;
-                        *x = (less + (q & (less >> 31))) as u32;
+        let together = POINTS_TOGETHER.min(points);
+        for (index, sums) in self.sums.chunks_exact(together * of_point).enumerate() {
+            let (prime, from) = (index * together / points, index * together % points * tokens);
+            let (q, from) = (PRIMES[prime] as i32, prime * N + from);
+            for (row, out) in rows.clone().zip(out.iter_mut()) {
+                let [c0, c1] = &mut out.c;
+                let [c0, c1] = [c0, c1].map(|c| c[from..from + together * tokens].chunks_exact_mut(tokens));
+                for ((sums, c0), c1) in sums.chunks_exact(of_point).zip(c0).zip(c1) {
+                    let panel = &sums[row / ROWS * lane_blocks * TILE..][..lane_blocks * TILE];
+                    let of_row = panel.chunks_exact(TILE).map(|tile| &tile[row % ROWS * LANES..][..LANES]);
+                    for (line, sums) in line.chunks_exact_mut(LANES).zip(of_row) {
+                        for (x, &sum) in line.iter_mut().zip(sums) {
+                            // Centred, off by at most 2: one addition and one subtraction make it canonical.
+                            let sum = sum + (q & (sum >> 31));
+                            let less = sum - q;
+                            *x = (less + (q & (less >> 31))) as u32;
+                        }
                     }
-                }
-                for (c, line) in out.c.iter_mut().zip(line.chunks_exact(tokens)) {
-                    c[from..from + tokens].copy_from_slice(line);
+                    c0.copy_from_slice(&line[..tokens]);
+                    c1.copy_from_slice(&line[tokens..2 * tokens]);
                 }
             }
         }
-        out
     }
 
     /// The answers of the `outputs` output ciphertexts of the part.
     pub fn answers(
-        &self,
+        &mut self,
         plan: &BatchedPlan,
         keys: &ServerKeys,
         outputs: usize,
@@ -232,64 +244,57 @@ impl Sums {
         let at_once = (ROWS_READ / shifts).max(1);
         let bytes = Vec::with_capacity(outputs * plan.answer().answer_len(N));
         let mut out = Finished { bytes, shares: Vec::with_capacity(outputs) };
+        let mut read = std::mem::take(&mut self.read);
         for from in (0..outputs).step_by(at_once) {
             let rows = from * shifts..(from + at_once).min(outputs) * shifts;
-            let mut rows = keys.work.time(Phase::Rotate, || self.ciphertexts(plan.layout(), rows)).into_iter();
-            while rows.len() > 0 {
+            keys.work.time(Phase::Rotate, || self.ciphertexts(plan.layout(), rows, &mut read));
+            for rows in read.chunks_exact_mut(shifts) {
                 stop.check()?;
-                let sum = keys.work.time(Phase::Rotate, || rotated(plan, keys, &mut rows))?;
+                let sum = keys.work.time(Phase::Rotate, || rotated(plan, keys, rows))?;
                 let (answer, share) = keys.work.time(Phase::Hide, || finish(keys, plan, sum, rng))?;
                 out.bytes.extend(answer.to_bytes(plan.answer()));
                 out.shares.push(share);
             }
         }
+        self.read = read;
         Ok(out)
     }
 }
 
-/// The sums of one output ciphertext, the next `rows`, shifted to where they belong and added up.
-fn rotated(plan: &BatchedPlan, keys: &ServerKeys, rows: &mut impl Iterator<Item = Ciphertext>) -> Result<Ciphertext> {
+/// The sums of one output ciphertext, `rows`, shifted to where they belong and added up in the first of them.
+fn rotated<'a>(plan: &BatchedPlan, keys: &ServerKeys, rows: &'a mut [Ciphertext]) -> Result<&'a mut Ciphertext> {
     let layout = plan.layout();
-    let mut halves = Vec::with_capacity(2);
-    for of_half in layout.shifts().chunks(2 * layout.rotated - 1) {
-        let (mut left, mut right) = (vec![None; layout.rotated], vec![None; layout.rotated]);
-        for shift in of_half {
-            let side = if shift.shift >= 0 { &mut left } else { &mut right };
-            side[shift.shift.unsigned_abs()] = rows.next();
-        }
-        let block = layout.slots_in_block() as isize;
-        let mut sum = fold(keys, left, block)?;
-        if let (Some(sum), Some(other)) = (&mut sum, fold(keys, right, -block)?) {
-            sum.add(&other);
-        }
-        halves.extend(sum);
+    let (blocks, block) = (layout.rotated, layout.slots_in_block() as isize);
+    // The unshifted sums, those that go left by 1, 2, ..., and those that go right by ..., 2, 1.
+    for half in rows.chunks_exact_mut(2 * blocks - 1) {
+        fold(keys, half, blocks, |k| k, block)?;
+        fold(keys, half, blocks, |k| if k == 0 { 0 } else { 2 * blocks - 1 - k }, -block)?;
     }
-    let mut halves = halves.into_iter();
-    let mut sum = halves.next().expect("the unshifted sums are always there");
-    if let Some(swapped) = halves.next() {
-        keys.rotations.add_turned(&mut sum, &swapped, Automorphism::new(0, true))?;
+    let (left, swapped) = rows.split_at_mut(2 * blocks - 1);
+    if let Some(swapped) = swapped.first() {
+        keys.rotations.add_turned(&mut left[0], swapped, Automorphism::new(0, true))?;
     }
-    Ok(sum)
+    Ok(&mut left[0])
 }
 
-/// The sum of all `rows[k]` shifted by k blocks, with keys for powers of two only: pairs, then pairs of pairs.
-fn fold(keys: &ServerKeys, mut rows: Vec<Option<Ciphertext>>, block: isize) -> Result<Option<Ciphertext>> {
-    let mut step = block;
-    while rows.len() > 1 {
-        let mut pairs = Vec::with_capacity(rows.len() / 2);
-        let mut all = rows.into_iter();
-        while let Some(mut even) = all.next() {
-            if let Some(odd) = all.next().flatten() {
-                let moved = Automorphism::new(step, false);
-                match &mut even {
-                    Some(even) => keys.rotations.add_turned(even, &odd, moved)?,
-                    None => even = Some(keys.rotations.apply(&odd, moved)?),
-                }
-            }
-            pairs.push(even);
+/// Adds to `rows[at(0)]` every `rows[at(k)]` shifted by k blocks, k below `count`, with keys for powers of two only: pairs, then pairs of
+/// pairs.
+fn fold(
+    keys: &ServerKeys,
+    rows: &mut [Ciphertext],
+    count: usize,
+    at: impl Fn(usize) -> usize,
+    block: isize,
+) -> Result<()> {
+    let mut step = 1;
+    while step < count {
+        let moved = Automorphism::new(step as isize * block, false);
+        for k in (0..count).step_by(2 * step) {
+            let pair = rows.get_disjoint_mut([at(k), at(k + step)]);
+            let [even, odd] = pair.expect("different rows of the same output");
+            keys.rotations.add_turned(even, odd, moved)?;
         }
-        rows = pairs;
         step *= 2;
     }
-    Ok(rows.pop().flatten())
+    Ok(())
 }

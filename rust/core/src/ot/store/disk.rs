@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// A file system, as far as the store needs one.
@@ -27,6 +27,10 @@ pub trait Disk: Send + Sync {
     fn sync_directory(&self, path: &Path) -> io::Result<()>;
     /// The permission bits of a file or directory.
     fn mode(&self, path: &Path) -> io::Result<u32>;
+    /// The user who owns a file or directory. A disk without users has one for all.
+    fn owner(&self, _path: &Path) -> io::Result<u32> {
+        Ok(0)
+    }
     /// Called as the store passes a named point of its work. Tests crash here; a real disk does nothing.
     fn reached(&self, _point: &'static str) {}
 }
@@ -85,6 +89,10 @@ impl Disk for RealDisk {
 
     fn mode(&self, path: &Path) -> io::Result<u32> {
         Ok(fs::symlink_metadata(path)?.permissions().mode())
+    }
+
+    fn owner(&self, path: &Path) -> io::Result<u32> {
+        Ok(fs::symlink_metadata(path)?.uid())
     }
 }
 

@@ -254,13 +254,14 @@ impl State {
             return Err(damaged("the mark belongs to another store"));
         }
         if r.take()? != [u8::from(identity.role.is_client())] {
-            return Err(damaged("the store was made for the other role"));
+            return Err(Error::StoreMismatch("it was made for the other role".into()));
         }
         if r.take()? != identity.own || r.take()? != identity.peer {
-            return Err(damaged("the store was made for another pair of parties"));
+            return Err(Error::StoreMismatch("it was made for another pair of parties".into()));
         }
         if r.take()? != identity.parameters {
-            return Err(damaged("the store was made with other parameters"));
+            let why = "it was made with other parameters: another model, or another kind of transfers";
+            return Err(Error::StoreMismatch(why.into()));
         }
         let mut state = State {
             generation: r.number()?,

@@ -10,13 +10,28 @@ use super::{CommitPoints, DEFAULT_RESERVE_BLOCKS, Lane, Place, Policy, Store, co
 use crate::error::{Error, Result};
 use crate::random::SecretRng;
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::ffi::OsStr;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Names an I/O failure without any content.
+/// Names an I/O failure without any content. Only a file that is missing or too short speaks against the store itself;
+/// everything else is the disk's or its folder's trouble, after which the store can be opened again.
 pub(super) fn failed(what: &'static str) -> impl Fn(io::Error) -> Error {
-    move |e| Error::Store(format!("{what}: {e}"))
+    move |e| match e.kind() {
+        ErrorKind::NotFound | ErrorKind::UnexpectedEof | ErrorKind::InvalidData => Error::Store(format!("{what}: {e}")),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::DiskFull(format!("{what}: {e}")),
+        _ => Error::StoreFolder(format!("{what}: {e}")),
+    }
+}
+
+/// Names a failure to make or to look into a folder, where nothing speaks against a store.
+fn unusable(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
+    move |e| match failed(what)(e) {
+        Error::DiskFull(why) => Error::DiskFull(why),
+        Error::Store(why) | Error::StoreFolder(why) => Error::StoreFolder(format!("{why} ({})", path.display())),
+        other => other,
+    }
 }
 
 fn epoch_path(place: &Place) -> std::path::PathBuf {
@@ -29,21 +44,49 @@ fn mark_path(place: &Place) -> std::path::PathBuf {
 
 fn check_private(disk: &dyn Disk, path: &Path) -> Result<()> {
     let mode = disk.mode(path).map_err(failed("looking at the permissions"))?;
+    if mode & 0o170_000 == 0o120_000 {
+        return Err(Error::StoreFolder(format!("{} is a link; name the place itself", path.display())));
+    }
     if mode & 0o077 != 0 {
-        let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        return Err(damaged(format!(
-            "others can reach {name} (mode {:o}); it must be its owner's alone",
+        return Err(Error::StoreFolder(format!(
+            "others can reach {} (mode {:o}); it must be its owner's alone",
+            path.display(),
             mode & 0o777
         )));
     }
     Ok(())
 }
 
+/// Everything must belong to whoever owns `ours`, a file that we made. Root alone could go on where it does not.
+fn check_owner(disk: &dyn Disk, ours: &Path, paths: &[&Path]) -> Result<()> {
+    let owner = |path: &Path| disk.owner(path).map_err(failed("looking at the owner"));
+    let us = owner(ours)?;
+    for path in paths {
+        if owner(path)? != us {
+            return Err(Error::StoreFolder(format!("{} belongs to another user", path.display())));
+        }
+    }
+    Ok(())
+}
+
+/// The folder around the sealed correlations, where the place names one.
+fn outer(place: &Place) -> Option<&Path> {
+    place.directory.parent().filter(|path| !path.as_os_str().is_empty())
+}
+
+/// Says which store it is that belongs elsewhere.
+fn in_folder(error: Error, place: &Place) -> Error {
+    match error {
+        Error::StoreMismatch(why) => Error::StoreMismatch(format!("{why} ({})", place.directory.display())),
+        other => other,
+    }
+}
+
 fn lock(file: &mut Box<dyn DiskFile>) -> Result<()> {
     if file.try_lock().map_err(failed("locking"))? {
         return Ok(());
     }
-    Err(damaged("another process uses it"))
+    Err(Error::StoreBusy("another process uses it".into()))
 }
 
 fn read_slot(file: &dyn DiskFile, offset: usize, length: usize) -> Result<Vec<u8>> {
@@ -53,16 +96,48 @@ fn read_slot(file: &dyn DiskFile, offset: usize, length: usize) -> Result<Vec<u8
 }
 
 impl Store {
+    /// Opens the store at a place, or makes it in a folder of its own: one that only its owner can reach, and that holds
+    /// nothing else when the store is made.
+    pub fn open_or_make(disk: Arc<dyn Disk>, place: &Place, identity: &Identity) -> Result<Store> {
+        if Store::exists(&*disk, place) {
+            if let Some(outer) = outer(place) {
+                check_private(&*disk, outer)?;
+                check_owner(&*disk, &mark_path(place), &[outer])?;
+            }
+            return Store::open(disk, place, identity);
+        }
+        if let Some(outer) = outer(place) {
+            disk.make_directory(outer).map_err(unusable("making the folder", outer))?;
+            check_private(&*disk, outer)?;
+            // A crash while the store was made may have left its two directories.
+            let beside = place.beside.file_name().filter(|_| place.beside.parent() == Some(outer));
+            let ours = [place.directory.file_name(), beside];
+            let names = disk.list(outer).map_err(unusable("listing the folder", outer))?;
+            if names.iter().any(|name| !ours.contains(&Some(OsStr::new(name)))) {
+                let why = format!("{} holds other files; a store needs a folder of its own", outer.display());
+                return Err(Error::StoreFolder(why));
+            }
+        }
+        if let Some(parent) = place.beside.parent().filter(|path| !path.as_os_str().is_empty()) {
+            disk.make_directory(parent).map_err(unusable("making the folder of the key", parent))?;
+        }
+        let store = Store::create(disk, place, identity)?;
+        if let Some(outer) = outer(place) {
+            check_owner(&*store.disk, &mark_path(place), &[outer])?;
+        }
+        Ok(store)
+    }
+
     /// Makes an empty store. Refuses a place that has one; the remains of a creation that a crash cut short, which no
     /// key can open, are replaced.
     pub fn create(disk: Arc<dyn Disk>, place: &Place, identity: &Identity) -> Result<Store> {
-        disk.make_directory(&place.directory).map_err(failed("making the directory"))?;
-        disk.make_directory(&place.beside).map_err(failed("making the second place"))?;
+        disk.make_directory(&place.directory).map_err(unusable("making the directory", &place.directory))?;
+        disk.make_directory(&place.beside).map_err(unusable("making the second place", &place.beside))?;
         check_private(&*disk, &place.directory)?;
         check_private(&*disk, &place.beside)?;
         let names = disk.list(&place.beside).map_err(failed("listing the second place"))?;
         if names.iter().any(|n| n == "epoch") {
-            return Err(damaged("there is one already"));
+            return Err(Error::StoreFolder("there is a store already".into()));
         }
         disk.reached("create.begin");
         for leftover in disk.list(&place.directory).map_err(failed("listing the directory"))? {
@@ -76,6 +151,7 @@ impl Store {
         let state = State { generation: 2, ..State::default() };
         let (slot, mac) = state.encode(&key, &id, identity);
         let mut mark = disk.create(&mark_path(place)).map_err(failed("making the mark"))?;
+        check_owner(&*disk, &mark_path(place), &[&place.directory, &place.beside])?;
         mark.write_at(MARK_SLOT as u64, &vec![0; MARK_SLOT]).map_err(failed("writing the mark"))?;
         mark.write_at(0, &slot).map_err(failed("writing the mark"))?;
         mark.sync().map_err(failed("syncing the mark"))?;
@@ -135,7 +211,8 @@ impl Store {
         let mark = disk.open(&mark_path(place)).map_err(failed("opening the mark"))?;
         let mut state: Option<(State, [u8; 32])> = None;
         for slot in 0..2 {
-            let found = State::decode(&read_slot(&*mark, slot * MARK_SLOT, MARK_SLOT)?, &key, &id, identity)?;
+            let found = State::decode(&read_slot(&*mark, slot * MARK_SLOT, MARK_SLOT)?, &key, &id, identity)
+                .map_err(|error| in_folder(error, place))?;
             if let Some(found) = found
                 && state.as_ref().is_none_or(|(s, _)| s.generation < found.0.generation)
             {

@@ -18,6 +18,10 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The longest marks that the hello carries.
 pub const MAX_MARKS: usize = 4096;
 
+/// Beyond any number of items that were ever made. A peer's claim moves our counters when both start over, and they
+/// must not come near the end of what the files can hold.
+const FARTHEST: u64 = 1 << 48;
+
 /// SHA-256 over length-prefixed parts.
 pub(super) fn hash(domain: &str, parts: &[&[u8]]) -> [u8; 32] {
     let mut hasher = Sha256::new();
@@ -250,7 +254,11 @@ pub(super) fn reconcile(mine: &Marks, theirs: &Marks) -> Result<Outcome> {
         Err(reason) if policy.when_behind == WhenBehind::StartOver => {
             let filled = |marks: &Marks, lane: &Lane| marks.lanes.get(lane).map_or(0, |l| l.filled);
             let end = |lane: &Lane| filled(mine, lane).max(filled(theirs, lane));
-            let lanes = all.iter().map(|lane| (*lane, (end(lane), end(lane), false))).collect();
+            if all.iter().any(|lane| end(lane) >= FARTHEST) {
+                return Err(Error::Store("the peer's store claims more items than any store can have had".into()));
+            }
+            let kept = all.into_iter().filter(|lane| end(lane) > 0 || mine.lanes.contains_key(lane));
+            let lanes = kept.map(|lane| (lane, (end(&lane), end(&lane), false))).collect();
             let start_over = Some(reason);
             Ok(Outcome { session, common: theirs.session, reserve_blocks, policy, start_over, lanes })
         }
@@ -296,6 +304,10 @@ fn compare(mine: &Marks, theirs: &Marks, all: &BTreeSet<Lane>) -> std::result::R
         } else {
             return Err("the stores hold different batches: one was copied or restored");
         };
+        if a.filled.max(b.filled) == 0 && !mine.lanes.contains_key(lane) {
+            // A lane that the peer has opened and never filled takes none of our places.
+            continue;
+        }
         let filled = a.filled.min(b.filled);
         // What the peer has proof of must be in our mark, and the other way round.
         if a.used < b.confirmed || b.used < a.confirmed {
@@ -306,4 +318,39 @@ fn compare(mine: &Marks, theirs: &Marks, all: &BTreeSet<Lane>) -> std::result::R
         lanes.insert(*lane, (used, filled, drop_mine));
     }
     Ok((common, lanes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn marks(role: Role, lanes: &[(Lane, u64)]) -> Marks {
+        let lane = |filled: u64| LaneMark { filled, ..LaneMark::default() };
+        Marks {
+            role,
+            pair: [1; 32],
+            store: [2 + u8::from(role.is_client()); 16],
+            // Each met another store before, so neither can go on.
+            peer_store: Some([9; 16]),
+            session: [0; 16],
+            earlier: None,
+            reserve_blocks: 1,
+            policy: Policy { when_behind: WhenBehind::StartOver, ..Policy::default() },
+            nonce: [0; 16],
+            lanes: lanes.iter().map(|&(l, filled)| (l, lane(filled))).collect(),
+        }
+    }
+
+    #[test]
+    fn a_peer_that_starts_over_cannot_move_our_counters_to_the_end_or_take_our_lanes() {
+        let (ours, other) = (Lane::Records(1), Lane::Records(2));
+        let mine = marks(Role::Client, &[(ours, 1024)]);
+        let honest = reconcile(&mine, &marks(Role::Server, &[(ours, 2048)])).unwrap();
+        assert_eq!(honest.lanes[&ours], (2048, 2048, false));
+        assert!(honest.start_over.is_some());
+        let liar = marks(Role::Server, &[(ours, FARTHEST)]);
+        assert!(matches!(reconcile(&mine, &liar), Err(Error::Store(_))));
+        let crowding = reconcile(&mine, &marks(Role::Server, &[(ours, 2048), (other, 0)])).unwrap();
+        assert!(!crowding.lanes.contains_key(&other));
+    }
 }

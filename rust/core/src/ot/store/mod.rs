@@ -18,7 +18,7 @@
 //! solid-state drive, a copy-on-write or a journalling file system may keep the old bytes elsewhere; they are sealed
 //! under the key in the epoch file, so keep that place on a medium that you can erase.
 //!
-//! Files of both places are 0600 in directories of 0700 and refused if wider. One process at a time: both places are
+//! Files of both places are 0600 in directories of 0700 and refused if wider, and so is the folder around them. One process at a time: both places are
 //! locked. Cost: two syncs and one round for each reservation ([`DEFAULT_RESERVE_BLOCKS`] blocks of [`BLOCK_ITEMS`]
 //! items unless asked for more), two rounds and five syncs for each batch made.
 
@@ -43,7 +43,7 @@ pub use supply::{MADE_NOW, SharedStore, StoredOt, WhenEmpty};
 use crate::error::{Error, Result};
 use crate::net::{Channel, Kind};
 use crate::random::SecretRng;
-use format::{State, StoreKey, Writer, damaged};
+use format::{State, StoreKey, Writer};
 use marks::Outcome;
 use segment::Segment;
 use std::collections::{BTreeMap, VecDeque};
@@ -351,7 +351,8 @@ impl Store {
 
     fn live(&self) -> Result<()> {
         if self.dead {
-            return Err(damaged("an earlier failure ended it; open it anew"));
+            // The failure itself was reported, as what it was; the store on disk is whole.
+            return Err(Error::SessionOver);
         }
         Ok(())
     }
