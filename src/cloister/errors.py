@@ -6,13 +6,14 @@
     |   |-- UnsupportedParameter    an API parameter that this mode cannot honour
     |   |-- InvalidParameter        an API parameter with a value that makes no sense
     |   |-- NotAvailable            a part that this installation or release does not have
+    |   |-- UnusableFolder          a folder that others can reach, that is not empty, or that cannot be written
     |   `-- WouldRevealSecret       an action refused because it would publish a secret
     |-- DataError                   what was read is not what it should be
     |   |-- BrokenCheckpoint        truncated, unknown tensors, wrong shapes
     |   |-- BrokenManifest          not a Cloister directory, or a damaged one
     |   |-- FormatVersion           written by another version of Cloister
     |   |-- BadTensor               a tensor on the wire that is malformed, too large or not finite
-    |   `-- BrokenStore             stored one-time randomness that is damaged, copied, restored or in use
+    |   `-- BrokenStore             stored one-time randomness that is damaged, copied or restored
     |-- TrustError                  the other side is not who it should be
     |   |-- WrongKey                this client's key does not belong to this server
     |   |-- ExpiredKey              the key's life is over
@@ -96,6 +97,12 @@ class NotAvailable(UsageError):
     status = 501
 
 
+class UnusableFolder(UsageError):
+    """A folder that secrets cannot be kept in: open to others, not empty, another user's, or not writable."""
+
+    code = "unusable_folder"
+
+
 class WouldRevealSecret(UsageError):
     """An action refused because it would publish a secret."""
 
@@ -135,7 +142,7 @@ class BadTensor(DataError):
 
 
 class BrokenStore(DataError):
-    """A store of one-time randomness that is damaged, copied, restored from a backup, or in use by another process."""
+    """A store of one-time randomness that is damaged, copied, or restored from a backup."""
 
     code = "broken_store"
 

@@ -97,7 +97,7 @@ def test_the_folder_and_its_files_belong_to_their_owner_alone(tmp_path: Path) ->
     for path in files(tmp_path / "client" / "store"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     (tmp_path / "server" / "store" / "key").chmod(0o755)
-    with pytest.raises(AssertionError, match=r"BrokenStore.*others can reach"):
+    with pytest.raises(AssertionError, match=r"UnusableFolder.*others can reach"):
         run(fill, tmp_path, Demand(1024), store={})
 
 
@@ -221,4 +221,5 @@ def test_sums_of_costs_and_demands() -> None:
 
 def test_a_store_with_unknown_wishes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="not known"):
-        Settings(insecure_loopback=True, store=Store(tmp_path, when_empty="wait")).as_native()  # type: ignore[arg-type]
+        store = Store(tmp_path, when_empty="wait")  # type: ignore[arg-type]
+        Settings(insecure_loopback=True, model=bytes([1]) * 32, store=store).as_native()

@@ -23,6 +23,10 @@ _ERRORS: dict[str, type[errors.CloisterError]] = {
     "engine.unsupported": errors.UsageError,
     "engine.bad_argument": errors.InvalidParameter,
     "engine.store": errors.BrokenStore,
+    "engine.store_busy": errors.TooBusy,
+    "engine.store_folder": errors.UnusableFolder,
+    "engine.store_mismatch": errors.InvalidParameter,
+    "engine.disk_full": errors.DiskFull,
     "engine.exhausted": errors.UsedUp,
     "engine.hiding_used_up": errors.UsedUp,
     "engine.session_over": errors.SessionOver,
@@ -30,13 +34,22 @@ _ERRORS: dict[str, type[errors.CloisterError]] = {
 
 _ADVICE = {
     "engine.link": "Check that the other party is running and that the network between you holds.",
-    "engine.peer_gone": "Look at the other party's log, then open a new session.",
+    "engine.peer_gone": "Look at the other party's log: it may have refused its own settings or its store. "
+    "Then open a new session.",
     "engine.timed_out": "The other party is overloaded, stopped, or the link is slower than the time-out allows.",
-    "engine.bad_message": "Open a new session; if it repeats, do not trust that peer.",
+    "engine.bad_message": "Open a new session. Check that both parties called the same steps with the same public "
+    "arguments, and that no value overflowed; if it repeats although they did, do not trust that peer.",
     "engine.disagreement": "Start both parties with the same parameters, from the same `cloister protect` run.",
-    "engine.not_authenticated": "Exchange the parties' fingerprints again: each must name the other's.",
+    "engine.not_authenticated": "Exchange the parties' fingerprints again: each must name the other's. A server "
+    "that met a stranger calls `accept` again.",
     "engine.store": "Delete the store at both parties and make a new one, or let both start over when it is behind; "
     "never copy or restore such a folder.",
+    "engine.store_busy": "Wait until the other process is done, or use another folder. Leave the store as it is.",
+    "engine.store_folder": "Give the store a folder of its own on a disk that works: `chmod 700 FOLDER`, owned by the "
+    "user who runs this. Leave a store that is there as it is.",
+    "engine.store_mismatch": "Use another folder for this role, peer, model and kind of transfers; the store there is "
+    "sound and stays.",
+    "engine.disk_full": "Free some space and open a new session; the store stays.",
     "engine.exhausted": "Make more ahead of time, or let the session extend the store.",
     "engine.hiding_used_up": "Open a new session.",
     "engine.session_over": "Open a new session.",

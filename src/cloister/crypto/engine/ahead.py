@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Literal
+
+from cloister.crypto.engine.checks import kind_of, outputs_of, text, whole
+from cloister.errors import InvalidParameter
 
 Phase = Literal["set up", "preprocess", "online"]
 
@@ -75,17 +78,23 @@ class Demand:
     pads16_from_server: int = 0
     triples: int = 0  # for products of shares
 
-    def __add__(self, other: Demand) -> Demand:
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            whole(getattr(self, field.name), field.name, 0, (1 << 63) - 1)
+
+    def __add__(self, other: Any) -> Demand:
+        demanded(other)
         return Demand(*(a + b for a, b in zip(self.row(), other.row(), strict=True)))
 
     def __mul__(self, times: int) -> Demand:
+        times = whole(times, "times")
         return Demand(*(n * times for n in self.row()))
 
     __rmul__ = __mul__
 
     def row(self) -> list[int]:
         """The counts in the order of the core."""
-        return list(astuple(self))
+        return [int(n) for n in astuple(self)]
 
     @property
     def total(self) -> int:
@@ -93,10 +102,22 @@ class Demand:
         return sum(self.row())
 
 
+def demanded(demand: Any) -> list[int]:
+    """The counts of a demand, in the order of the core."""
+    if not isinstance(demand, Demand):
+        raise InvalidParameter(
+            f"`demand` must be a Demand, not {kind_of(demand)}.",
+            advice="Run the computation once and ask Party.demand(), or name the counts: Demand(triples=1000).",
+            param="demand",
+        )
+    return demand.row()
+
+
 @dataclass(frozen=True)
 class LinearLayer:
-    """A product with one matrix of the server's, (rows, columns) times (columns, outputs), to be prepared. The name
-    tells it from others of its shape; both parties say the same."""
+    """A product with one matrix of the server's, (rows, columns) times (columns, outputs), with
+    weights (columns, outputs), to be prepared. The name tells it from others of its shape; both parties say the
+    same."""
 
     name: str
     rows: int
@@ -106,7 +127,12 @@ class LinearLayer:
 
     def as_native(self) -> tuple[Any, ...]:
         """The tuple that the Rust core reads."""
-        return self.name, self.rows, self.columns, [self.outputs], self.weight_bits, None, None
+        rows, columns, outputs = (
+            whole(value, name, 1)
+            for value, name in ((self.rows, "rows"), (self.columns, "columns"), (self.outputs, "outputs"))
+        )
+        bits = whole(self.weight_bits, "weight_bits", 1, 24)
+        return text(self.name, "name"), rows, columns, [outputs], bits, None, None
 
 
 @dataclass(frozen=True)
@@ -123,7 +149,12 @@ class ExpertLayer:
 
     def as_native(self) -> tuple[Any, ...]:
         """The tuple that the Rust core reads."""
-        return self.name, self.tokens, self.columns, list(self.outputs), 16, self.experts, self.most_bytes
+        experts, tokens, columns = (
+            whole(value, name, 1)
+            for value, name in ((self.experts, "experts"), (self.tokens, "tokens"), (self.columns, "columns"))
+        )
+        most = None if self.most_bytes is None else whole(self.most_bytes, "most_bytes", 1)
+        return text(self.name, "name"), tokens, columns, outputs_of(self.outputs), 16, experts, most
 
 
 Layer = LinearLayer | ExpertLayer

@@ -30,9 +30,14 @@ class Identity:
             )
         with native.translated():
             certificate, key, fingerprint = native.load().generate_identity()
-        folder.mkdir(parents=True, exist_ok=True)
-        storage.write_text(folder / CERTIFICATE, certificate)  # the key last: its file says that both are there
-        storage.write_secret(folder / KEY, key.encode())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            storage.write_text(folder / CERTIFICATE, certificate)  # the key last: its file says that both are there
+            storage.write_secret(folder / KEY, key.encode())
+        except OSError as error:
+            raise UsageError(
+                f"No identity can be written to {folder} ({error.strerror}).", advice="Name a folder of your own."
+            ) from None
         return cls(certificate, key, fingerprint)
 
     @classmethod
@@ -48,6 +53,11 @@ class Identity:
         except OSError as error:
             raise BrokenManifest(
                 f"There is no engine identity in {folder} ({error.strerror}).", advice="Make one with Identity.create."
+            ) from None
+        except UnicodeDecodeError:
+            raise BrokenManifest(
+                f"The certificate or key in {folder} is not text in PEM.",
+                advice="Put back the files that Identity.create wrote, or make others and exchange fingerprints again.",
             ) from None
         with native.translated():
             return cls(certificate, key, native.load().fingerprint(certificate))
