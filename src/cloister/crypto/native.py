@@ -39,7 +39,8 @@ _ADVICE = {
     "engine.timed_out": "The other party is overloaded, stopped, or the link is slower than the time-out allows.",
     "engine.bad_message": "Open a new session. Check that both parties called the same steps with the same public "
     "arguments, and that no value overflowed; if it repeats although they did, do not trust that peer.",
-    "engine.disagreement": "Start both parties with the same parameters, from the same `cloister protect` run.",
+    "engine.disagreement": "Give both parties the same model digest, fraction, transfers and post_quantum, "
+    "a store at both or at neither, and the same version of Cloister.",
     "engine.not_authenticated": "Exchange the parties' fingerprints again: each must name the other's. A server "
     "that met a stranger calls `accept` again.",
     "engine.store": "Delete the store at both parties and make a new one, or let both start over when it is behind; "

@@ -6,7 +6,8 @@
 //! From the bottom up: `aes` (streams and the tweakable hash), `transpose`, `tree` (punctured seed trees), `base` and
 //! `base_mlkem` (the public-key transfers that everything grows from), `softspoken` and `silent` with its `code` (the
 //! two extensions), [`supply`] (both directions, with a stock), [`store`] (made ahead, on disk).
-//! Semi-honest security, 128 bits.
+//! Semi-honest security, 128 bits; as usual for hashes with a fixed key, divided by the targets of one key (a silent
+//! batch, or a session's SoftSpoken transfers).
 
 use crate::Result;
 use crate::net::Channel;

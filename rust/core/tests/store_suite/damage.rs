@@ -251,7 +251,7 @@ fn marks_from_a_hostile_peer_never_panic_and_never_pass_when_changed() {
         match client.agree(&changed) {
             // Counters that another run could have had; the first reservation then finds the difference.
             Ok(_) => passed += 1,
-            Err(Error::BadMessage { .. } | Error::Store(_)) => refused += 1,
+            Err(Error::BadMessage { .. } | Error::Store(_) | Error::StoreMismatch(_)) => refused += 1,
             Err(other) => panic!("bit {bit}: {other:?}"),
         }
     }

@@ -41,7 +41,8 @@ class Listener:
         return int(self._native.port)
 
     def accept(self, settings: Settings, seconds: float = 60.0) -> Party:
-        """The session with the next client, as its server."""
+        """The session with the next client, as its server. A stranger who cannot prove the key in `settings` ends the
+        call with `Unauthorised`, or with a time-out if it says nothing: a server calls this in a loop."""
         checks.real(seconds, "seconds", 0, math.inf)
         with native.translated():
             return Party(self._native.accept(float(seconds), settings.as_native()), "server", settings)

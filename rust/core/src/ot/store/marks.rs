@@ -235,10 +235,12 @@ pub(super) struct Outcome {
 /// Compares both marks. The answer is the same at both parties, but for who drops a batch.
 pub(super) fn reconcile(mine: &Marks, theirs: &Marks) -> Result<Outcome> {
     if mine.role == theirs.role {
-        return Err(Error::Store("both stores were made for the same role".into()));
+        return Err(Error::StoreMismatch("both parties' stores were made for the same role".into()));
     }
     if mine.pair != theirs.pair {
-        return Err(Error::Store("the stores were made for another pair of parties or other parameters".into()));
+        return Err(Error::StoreMismatch(
+            "the peer's store was made for another pair of parties or other parameters".into(),
+        ));
     }
     let all: BTreeSet<Lane> = mine.lanes.keys().chain(theirs.lanes.keys()).copied().collect();
     if all.len() > super::lane::MAX_LANES {

@@ -7,7 +7,8 @@
 //!
 //! **A store that was copied or restored** from a backup is refused twice: by the epoch file in its second place (which
 //! must not be part of the same backup), because the mark is not the newest generation; and by the peer, which has
-//! proof of later use. If both parties restore both places to the same moment, nobody can know; don't back them up.
+//! proof of later use. If both parties restore both places to about the same moment (up to one reservation
+//! apart), nobody can know; don't back them up.
 //! Where both parties' [`Policy`] says so they do not refuse but start over: everything stored is burnt at both, however
 //! old, and new batches follow, so nothing that any copy holds is used again.
 //!
