@@ -21,7 +21,7 @@ def test_every_error_of_the_core_has_a_class() -> None:
 
 
 def test_the_prime_is_the_same_on_both_sides() -> None:
-    from cloister.crypto.engine.shares import PRIME
+    from cloister.crypto.fixed import PRIME
 
     written = re.search(r"pub const P: u64 = ([\d_]+);", (SOURCE / "field.rs").read_text())
     assert written is not None and int(written[1].replace("_", "")) == PRIME

@@ -12,6 +12,7 @@ pub mod matmul;
 pub mod measure;
 pub mod net;
 pub mod ot;
+pub mod pages;
 pub mod party;
 pub mod preprocess;
 pub mod protocol;

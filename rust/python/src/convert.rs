@@ -8,11 +8,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
 /// The elements of a contiguous buffer.
-pub fn vector<T: Element>(py: Python<'_>, buffer: &PyBuffer<T>) -> PyResult<Vec<T>> {
+pub fn vector<T: Element + Default>(py: Python<'_>, buffer: &PyBuffer<T>) -> PyResult<Vec<T>> {
     if !buffer.is_c_contiguous() {
         return Err(raise(Error::BadArgument("an array must be C-contiguous".into())));
     }
-    buffer.to_vec(py)
+    let mut out = cloister_core::pages::zeros(buffer.item_count());
+    buffer.copy_to_slice(py, &mut out)?;
+    Ok(out)
 }
 
 /// Field elements from Python, checked to be below p: everything behind this door relies on it.

@@ -153,6 +153,28 @@ impl Party {
         Ok(flags(py, &out))
     }
 
+    /// The rank of each value in its row, 0 the largest.
+    fn rank<'py>(
+        &self,
+        py: Python<'py>,
+        x: PyBuffer<u64>,
+        length: usize,
+        kappa: u32,
+        drop_bits: u32,
+    ) -> PyResult<Bound<'py, PyByteArray>> {
+        let x = field(py, &x)?;
+        let rows = Rows { length, kappa, drop_bits };
+        let out = self.run(py, |engine| protocol::rank(&mut engine.party, &x, rows))?;
+        words(py, &out)
+    }
+
+    /// ([x = 0], ..., [x = width - 1]) for each value.
+    fn one_hot<'py>(&self, py: Python<'py>, x: PyBuffer<u64>, width: usize) -> PyResult<Bound<'py, PyByteArray>> {
+        let x = field(py, &x)?;
+        let out = self.run(py, |engine| protocol::one_hot_values(&mut engine.party, &x, width))?;
+        Ok(flags(py, &out))
+    }
+
     /// For each row the 0/1 matrix (slots x length) that picks its largest values in order.
     fn dispatch_ranks<'py>(
         &self,

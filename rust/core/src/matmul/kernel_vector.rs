@@ -3,6 +3,8 @@
 //! Everything here is integer arithmetic carried in doubles. A product of two 25-bit residues is exact, so a fused and
 //! an unfused multiply-add give the same integer; only the 41-bit products of the plaintext field need the fused form.
 
+use crate::pages;
+
 /// Which instructions the loops use. The fastest is chosen at run time; tests ask for each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Isa {
@@ -51,8 +53,7 @@ impl<T: Copy + Default> Lines<T> {
     /// So many zeros.
     pub fn zeros(length: usize) -> Self {
         let spare = Self::LINE / size_of::<T>();
-        let memory = vec![T::default(); length + spare];
-        ask_for_large_pages(&memory);
+        let memory = pages::zeros::<T>(length + spare);
         // In theory an offset may be unknown; then nothing is lost but time.
         let skip = memory.as_ptr().align_offset(Self::LINE).min(spare);
         Self { memory, skip, length }
@@ -67,25 +68,6 @@ impl<T: Copy + Default> Lines<T> {
             *self = Self::zeros(length);
         }
     }
-}
-
-/// Asks the system for large pages under memory that nobody has touched yet: the kernels go through tens of megabytes in
-/// strides, and with small pages a tenth of their time is spent finding these.
-fn ask_for_large_pages<T>(memory: &[T]) {
-    #[cfg(target_os = "linux")]
-    {
-        const PAGE: usize = 2 << 20;
-        let all = memory.as_ptr_range();
-        let first = all.start.addr().next_multiple_of(PAGE);
-        let end = all.end.addr() / PAGE * PAGE;
-        if first < end {
-            let from = all.start.with_addr(first).cast_mut().cast();
-            // SAFETY: the pages are ours from end to end, and the advice changes nothing in them. Refused, it costs time.
-            unsafe { libc::madvise(from, end - first, libc::MADV_HUGEPAGE) };
-        }
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = memory;
 }
 
 impl<T> std::ops::Deref for Lines<T> {

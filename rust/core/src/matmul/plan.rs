@@ -59,15 +59,15 @@ impl Conditions {
 /// ratios are what the model needs.
 mod seconds {
     /// Encrypting one request ciphertext and adding the server's share to it.
-    pub const REQUEST: f64 = 1.6e-3;
+    pub const REQUEST: f64 = 2.1e-3;
     /// One key switch.
-    pub const ROTATION: f64 = 1.8e-3;
+    pub const ROTATION: f64 = 1.35e-3;
     /// Hiding, switching and decrypting one answer.
-    pub const ANSWER: f64 = 2.2e-3;
+    pub const ANSWER: f64 = 2.7e-3;
     /// One fused multiply-add of the kernel.
-    pub const MULTIPLY: f64 = 4.9e-11;
+    pub const MULTIPLY: f64 = 3.7e-11;
     /// One coefficient of one weight polynomial, all primes.
-    pub const COEFFICIENT: f64 = 1.45e-8;
+    pub const COEFFICIENT: f64 = 1.43e-8;
 }
 
 /// The plan of one batched product. Both parties make it from the same public arguments.

@@ -163,6 +163,32 @@ fn cut(greater: bool, bits: u32, count: u32) -> Vec<Strand> {
     (0..bits).step_by(room as usize).map(|shift| Strand::new(asks(shift), shift, room.min(bits - shift))).collect()
 }
 
+/// What one comparison in a batch of `n` costs, of `bits` bits: for choosing between protocols.
+pub(super) struct Price {
+    /// In both directions, transfers made for it included.
+    pub bytes: f64,
+    /// Of work at either party while both work.
+    pub seconds: f64,
+    pub rounds: f64,
+}
+
+/// The price of a comparison.
+pub(super) fn price(bits: u32, n: usize) -> Price {
+    // Measured with SoftSpoken in groups of 4 on a Skylake server core (`cloister bench engine`, less-than on 2^18).
+    const TRANSFER_SECONDS: f64 = 0.148e-6;
+    const TRANSFER_BYTES: f64 = 1.4;
+    let strands = best_cut(true, bits, n);
+    let nodes = strands.len() - 1;
+    let transfers: usize = strands.iter().map(Strand::transfers).sum();
+    let bits = strands.iter().map(Strand::bits).sum::<usize>() + 6 * nodes;
+    let most = strands.iter().map(Strand::transfers).max().unwrap_or(0);
+    Price {
+        bytes: bits as f64 / 8.0 + (transfers + 2 * nodes) as f64 * TRANSFER_BYTES,
+        seconds: (transfers + 2 * nodes) as f64 * TRANSFER_SECONDS,
+        rounds: (1 + most) as f64 + f64::from(strands.len().next_power_of_two().ilog2()),
+    }
+}
+
 /// The cut that is fastest for `n` numbers: many strands take few rounds, few strands take little work and few bytes.
 /// Depends on public numbers alone, so that both parties come to the same.
 fn best_cut(greater: bool, bits: u32, n: usize) -> Vec<Strand> {

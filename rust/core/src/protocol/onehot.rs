@@ -7,7 +7,7 @@
 
 use super::correlate::{Wiped, draw_received, draw_sent};
 use super::wire::{Reader, Writer};
-use super::{Bits, step_on};
+use super::{Bits, step_on, to_ring};
 use crate::error::{Error, Result};
 use crate::net::Kind;
 use crate::party::Party;
@@ -67,6 +67,24 @@ pub fn one_hot(party: &mut Party, index: &[u64], b: u32, width: usize) -> Result
         return lookup_bits(party, index, &table);
     }
     step_on(party, "one_hot", index.len(), |party| rotate(party, index, b, width))
+}
+
+/// The bits of an index below `width`.
+pub fn index_bits(width: usize) -> u32 {
+    width.next_power_of_two().trailing_zeros().max(1)
+}
+
+/// [`one_hot`] of integers 0 <= x < width shared in Z_p, scale 1; width at most 2^20. Exact. Of x modulo
+/// 2^[`index_bits`] it gives the vector, or zeros where that is width or more.
+///
+/// Cost with b = [`index_bits`]: that of [`one_hot`], and one round, 1 + b bits, 1 transfer.
+pub fn one_hot_values(party: &mut Party, x: &[u64], width: usize) -> Result<Bits> {
+    if !(1..=1 << 20).contains(&width) {
+        return Err(Error::BadArgument(format!("one-hot vectors of {width} places; 1 to 2^20 are possible")));
+    }
+    let b = index_bits(width);
+    let index = to_ring(party, x, 0, b)?;
+    one_hot(party, &index, b, width)
 }
 
 /// Expands a pad. Every pad is a key used once, so the stream needs no tweak.

@@ -7,7 +7,7 @@ use super::compare::check_bits;
 use super::onehot::{BitTable, lookup_bits, one_hot};
 use super::select::{bits_to_field, bits_to_ring};
 use super::sort::{self, Link, MAX_ALL_PAIRS, MAX_NETWORK, Plan};
-use super::wrap::{MAX_KAPPA, to_ring};
+use super::wrap::{MAX_KAPPA, from_ring_unsigned, to_ring};
 use super::{Bits, is_negative, less_than, ring_is_negative, select, step_on};
 use crate::error::{Error, Result};
 use crate::field;
@@ -116,33 +116,50 @@ pub fn maximum(party: &mut Party, x: &[u64], rows: Rows) -> Result<Vec<u64>> {
 /// for each value 1 + kappa bits, 1 transfer. Rounds: two more than the comparison.
 pub fn rank_all_pairs(party: &mut Party, x: &[u64], rows: Rows) -> Result<Vec<u64>> {
     rows.check_pairs(x.len())?;
+    step_on(party, "rank", x.len(), |party| ranks_in_ring(party, x, rows, rows.rank_bits()))
+}
+
+/// [`rank_all_pairs`] in Z_p, scale 1. Exact.
+///
+/// Cost: that of [`rank_all_pairs`] with one bit more a pair, and for each value one round, 42 bits, 1 transfer. The bit
+/// is what a change of the ring needs to be exact; bits in Z_p for each pair would be 42.
+pub fn rank(party: &mut Party, x: &[u64], rows: Rows) -> Result<Vec<u64>> {
+    rows.check_pairs(x.len())?;
     step_on(party, "rank", x.len(), |party| {
-        let n = rows.length;
-        let compared = if rows.kappa >= 40 && rows.drop_bits == 0 {
-            Compared::Field
-        } else {
-            Compared::Ring(to_ring(party, x, rows.drop_bits, rows.kappa)?)
-        };
-        // Whole rows at a time, as many as memory allows.
-        let window = (MOST_PAIRS / (n * (n - 1) / 2).max(1)).max(1) * n;
-        let mut ranks = Vec::with_capacity(x.len());
-        for start in (0..x.len()).step_by(window) {
-            let range = start..(start + window).min(x.len());
-            let count = range.len() / n;
-            // [a < b] for a before b.
-            let below = match &compared {
-                Compared::Field => is_negative(party, &differences(&x[range], n, field::sub), rows.kappa, 0)?,
-                Compared::Ring(ring) => {
-                    let mask = (1 << rows.kappa) - 1;
-                    let gaps = differences(&ring[range], n, |a, b| a.wrapping_sub(b) & mask);
-                    ring_is_negative(party, &gaps, rows.kappa)?
-                }
-            };
-            let below = bits_to_ring(party, &below, rows.rank_bits())?;
-            ranks.extend(below_to_ranks(&below, rows, count, u64::from(party.role.is_client())));
-        }
-        Ok(ranks)
+        let bits = rows.rank_bits() + 1;
+        let ranks = ranks_in_ring(party, x, rows, bits)?;
+        from_ring_unsigned(party, &ranks, bits)
     })
+}
+
+/// The ranks, shared modulo 2^bits.
+fn ranks_in_ring(party: &mut Party, x: &[u64], rows: Rows, bits: u32) -> Result<Vec<u64>> {
+    let n = rows.length;
+    let compared = if rows.kappa >= 40 && rows.drop_bits == 0 {
+        Compared::Field
+    } else {
+        Compared::Ring(to_ring(party, x, rows.drop_bits, rows.kappa)?)
+    };
+    // Whole rows at a time, as many as memory allows.
+    let window = (MOST_PAIRS / (n * (n - 1) / 2).max(1)).max(1) * n;
+    let mut ranks = Vec::with_capacity(x.len());
+    for start in (0..x.len()).step_by(window) {
+        let range = start..(start + window).min(x.len());
+        let count = range.len() / n;
+        // [a < b] for a before b.
+        let below = match &compared {
+            Compared::Field => is_negative(party, &differences(&x[range], n, field::sub), rows.kappa, 0)?,
+            Compared::Ring(ring) => {
+                let mask = (1 << rows.kappa) - 1;
+                let gaps = differences(&ring[range], n, |a, b| a.wrapping_sub(b) & mask);
+                ring_is_negative(party, &gaps, rows.kappa)?
+            }
+        };
+        let below = bits_to_ring(party, &below, bits)?;
+        ranks.extend(below_to_ranks(&below, n, count, u64::from(party.role.is_client())));
+    }
+    ranks.iter_mut().for_each(|rank| *rank &= (1 << bits) - 1);
+    Ok(ranks)
 }
 
 /// Pairs compared in one batch; beyond that, a batch more with its rounds.
@@ -165,9 +182,9 @@ fn differences(values: &[u64], n: usize, sub: impl Fn(u64, u64) -> u64) -> Vec<u
     out
 }
 
-/// Ranks from [a < b] for all pairs: if it holds, a has one more above it, else b has. `one` is 1 at one party.
-fn below_to_ranks(below: &[u64], rows: Rows, count: usize, one: u64) -> Vec<u64> {
-    let n = rows.length;
+/// Ranks in rows of n, not reduced, from [a < b] for all pairs: if it holds, a has one more above it, else b has. `one` is
+/// 1 at one party.
+fn below_to_ranks(below: &[u64], n: usize, count: usize, one: u64) -> Vec<u64> {
     let mut ranks = vec![0u64; count * n];
     let mut rest = below;
     for row in ranks.chunks_exact_mut(n) {
@@ -177,7 +194,6 @@ fn below_to_ranks(below: &[u64], rows: Rows, count: usize, one: u64) -> Vec<u64>
             row[i] = mine.iter().fold(row[i], |sum, &bit| sum.wrapping_add(bit));
             row[i + 1..].iter_mut().zip(mine).for_each(|(r, &bit)| *r = r.wrapping_add(one.wrapping_sub(bit)));
         }
-        row.iter_mut().for_each(|rank| *rank &= (1 << rows.rank_bits()) - 1);
     }
     ranks
 }

@@ -2,6 +2,7 @@
 //! that are asked for, on keys (score, place) in one ring value, so that a comparator is one comparison and one
 //! selection, keys never tie, and the place is there for nothing: it is the key's low bits.
 
+use super::compare::price;
 use super::onehot::MAX_LOOKUP_BITS;
 use super::rank::Rows;
 use super::wrap::{MAX_KAPPA, to_ring};
@@ -34,10 +35,6 @@ pub enum Plan {
     Network,
 }
 
-/// Seconds of work for one comparison of 16 bits at one party, its transfers (SoftSpoken, groups of 4) included: measured
-/// with the example `protocol_timing` on a Skylake server core.
-const COMPARISON_SECONDS: f64 = 1.8e-6;
-
 /// Most values of a row whose pairs are all compared: some eight million pairs, which take a gigabyte or two while they
 /// are compared, and ranks that a table can be looked up at.
 pub const MAX_ALL_PAIRS: usize = 1 << MAX_LOOKUP_BITS;
@@ -54,19 +51,20 @@ pub fn plan(rows: Rows, count: usize, link: &Link) -> Plan {
     if n > MAX_ALL_PAIRS {
         return Plan::Network;
     }
-    let cost = |comparisons: f64, bits: u32, extra_bytes: f64, rounds: f64| {
-        let leaves = f64::from((bits - 1).div_ceil(4));
-        let bytes = comparisons * (5.0 * leaves + extra_bytes);
-        bytes / link.bytes_per_second + comparisons * COMPARISON_SECONDS * leaves / 4.0 + rounds * link.round_seconds
+    let cost = |comparisons: usize, at_once: usize, bits: u32, more_bytes: f64, more_rounds: f64| {
+        let one = price(bits - 1, at_once);
+        let bytes = comparisons as f64 * (one.bytes + more_bytes);
+        let stages = comparisons.div_ceil(at_once.max(1)) as f64;
+        bytes / link.bytes_per_second
+            + comparisons as f64 * one.seconds
+            + stages * (one.rounds + more_rounds) * link.round_seconds
     };
-    let pairs = (count * n * (n - 1) / 2) as f64;
+    let pairs = count * n * (n - 1) / 2;
     let stages = network(n, n);
-    let comparators = (count * stages.iter().map(Vec::len).sum::<usize>()) as f64;
+    let comparators = count * stages.iter().map(Vec::len).sum::<usize>();
     let key_bits = rows.kappa + rows.rank_bits();
-    let tree = |bits: u32| f64::from((bits - 1).div_ceil(4).next_power_of_two().trailing_zeros());
-    let all = cost(pairs, rows.kappa, f64::from(rows.rank_bits() + 1) / 8.0, tree(rows.kappa) + 4.0);
-    let net =
-        cost(comparators, key_bits, f64::from(key_bits + 1) / 4.0, stages.len() as f64 * (tree(key_bits) + 2.0) + 2.0);
+    let all = cost(pairs, pairs, rows.kappa, f64::from(rows.rank_bits() + 1) / 8.0, 2.0);
+    let net = cost(comparators, comparators.div_ceil(stages.len()), key_bits, f64::from(key_bits + 1) / 4.0, 2.0);
     if all <= net { Plan::AllPairs } else { Plan::Network }
 }
 

@@ -60,6 +60,15 @@ fn rings_and_back() {
             let (c, s) = run(|p| from_ring(p, &c, kappa), |p| from_ring(p, &s, kappa));
             let back = open(&c.unwrap(), &s.unwrap());
             assert_eq!(back, inside.iter().map(|&i| x[i]).collect::<Vec<_>>(), "{kappa}");
+            // Up to twice as far where nothing is negative.
+            let most = (1i64 << (kappa - 1)) - 1;
+            let x: Vec<i64> = x.iter().map(|x| x & most).chain([0, most]).filter(|&x| x < VALUE_BOUND).collect();
+            let (a, b) = share(&x);
+            let (c, s) = run(|p| to_ring(p, &a, 0, kappa), |p| to_ring(p, &b, 0, kappa));
+            let (c, s) = (c.unwrap(), s.unwrap());
+            let unsigned = super::wrap::from_ring_unsigned;
+            let (c, s) = run(|p| unsigned(p, &c, kappa), |p| unsigned(p, &s, kappa));
+            assert_eq!(open(&c.unwrap(), &s.unwrap()), x, "{kappa}");
         }
     }
 }

@@ -165,6 +165,18 @@ fn vectors_at_a_shared_place_cost_what_they_say() {
     each([1, 6 + 63, 6, 0, 0], |p, x| lookup_bits(p, &ring(x, 6), &table).map(drop));
     each([1, 7 + 127 * 24, 7, 0, 0], |p, x| one_hot(p, &ring(x, 7), 7, 24).map(drop));
     each([9, 9 * 513, 9, 0, 0], |p, x| one_hot(p, &ring(x, 9), 9, 512).map(drop));
+    each([2, 1 + 7 + 7 + 127 * 100, 8, 0, 0], |p, x| one_hot_values(p, x, 100).map(drop));
+}
+
+#[test]
+fn a_rank_in_the_field_costs_a_bit_more_a_pair_and_a_change_of_ring() {
+    let (a, b) = share(&super::tests::values(8 * 64, 1 << 14));
+    let rows = Rows { length: 64, kappa: 17, drop_bits: 0 };
+    let ring = cost(&a[..], &b[..], |p, x| rank_all_pairs(p, x, rows));
+    let field = cost(&a[..], &b[..], |p, x| rank(p, x, rows));
+    let (pairs, values) = (8 * 2016, 8 * 64);
+    assert_eq!(field.bytes - ring.bytes, (pairs + values * 42) as u64 / 8);
+    assert_eq!((field.rounds, field.transfers), (ring.rounds + 1, ring.transfers + values));
 }
 
 #[test]

@@ -42,6 +42,8 @@ const STEPS: &[(&str, Step)] = &[
     ("one_hot, long", |p, x, _| one_hot(p, &ring(x, 9), 9, 5).map(drop)),
     ("maximum", |p, x, _| maximum(p, x, ROWS).map(drop)),
     ("rank_all_pairs", |p, x, _| rank_all_pairs(p, x, ROWS).map(drop)),
+    ("rank", |p, x, _| rank(p, x, ROWS).map(drop)),
+    ("one_hot_values", |p, x, _| one_hot_values(p, x, 5).map(drop)),
     ("top_k_mask", |p, x, _| top_k_mask(p, x, ROWS, 3, &SLOW).map(drop)),
     ("top_k_mask, network", |p, x, _| top_k_mask(p, x, LONG, 3, &SLOW).map(drop)),
     ("dispatch_bits", |p, x, _| dispatch_bits(p, x, ROWS, 3, &SLOW).map(drop)),

@@ -121,6 +121,8 @@ fn the_callers_own_mistakes_are_named_before_a_byte_is_sent() {
         is_negative(&mut p, &x, 41, 1).map(drop),
         one_hot(&mut p, &x, 4, 17).map(drop),
         one_hot(&mut p, &x, 0, 1).map(drop),
+        one_hot_values(&mut p, &x, 0).map(drop),
+        one_hot_values(&mut p, &x, (1 << 20) + 1).map(drop),
         maximum(&mut p, &x, Rows { length: 3, kappa: 17, drop_bits: 0 }).map(drop),
         dispatch_bits(&mut p, &x, Rows { length: 2, kappa: 17, drop_bits: 0 }, 3, &Link::LAN).map(drop),
         share_from(&mut p, Role::Client, Some(&[1]), 2).map(drop),

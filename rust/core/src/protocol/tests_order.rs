@@ -52,6 +52,34 @@ fn one_hot_vectors_short_and_long() {
 }
 
 #[test]
+fn one_hot_vectors_of_numbers_in_the_field() {
+    for width in [1usize, 2, 3, 16, 24, 256, 257, 700] {
+        // All of them, and what lies beyond: that has no place.
+        let index: Vec<i64> = (0..width as i64).step_by(1 + width / 40).chain([width as i64]).collect();
+        let (a, b) = share(&index);
+        let (c, s) = run(|p| one_hot_values(p, &a, width), |p| one_hot_values(p, &b, width));
+        let got = xored(&c.unwrap(), &s.unwrap());
+        for (row, &i) in got.chunks(width).zip(&index) {
+            let place = i as usize % (1 << index_bits(width));
+            assert!(row.iter().enumerate().all(|(bit, &g)| (g == 1) == (bit == place)), "{width} {i}");
+        }
+    }
+}
+
+#[test]
+fn ranks_in_the_field_are_those_of_the_ring() {
+    for (length, kappa) in [(1, 8), (2, 8), (3, 41), (5, 41), (8, 12), (64, 17), (65, 17), (128, 9)] {
+        let rows = Rows { length, kappa, drop_bits: 0 };
+        let x = scores(4, length, 1 << (kappa - 2));
+        let (a, b) = share(&x);
+        let (c, s) = run(|p| rank(p, &a, rows), |p| rank(p, &b, rows));
+        let got = open(&c.unwrap(), &s.unwrap());
+        let due: Vec<i64> = x.chunks(length).flat_map(ranks).map(|rank| rank as i64).collect();
+        assert_eq!(got, due, "{rows:?}");
+    }
+}
+
+#[test]
 fn ranks_are_a_permutation_with_ties_by_place() {
     for (length, kappa, drop_bits) in [(1, 8, 0), (2, 8, 0), (5, 41, 0), (64, 17, 0), (33, 12, 6), (16, 20, 20)] {
         let rows = Rows { length, kappa, drop_bits };
@@ -139,11 +167,12 @@ fn rows_that_no_plan_orders_are_refused_before_a_byte() {
     let (mut p, _peer) = parties();
     let row = |length, kappa, drop_bits| Rows { length, kappa, drop_bits };
     let slow_rounds = Link { bytes_per_second: 1e15, round_seconds: 1e9 };
-    let all: [Ordering; 4] = [
+    let all: [Ordering; 5] = [
         |p, x, rows, link| top_k_mask(p, x, rows, 1, link).map(drop),
         |p, x, rows, link| dispatch_bits(p, x, rows, 1, link).map(drop),
         |p, x, rows, link| dispatch_ranks(p, x, rows, 1, link).map(drop),
         |p, x, rows, _| rank_all_pairs(p, x, rows).map(drop),
+        |p, x, rows, _| rank(p, x, rows).map(drop),
     ];
     for step in all {
         for (kappa, drop_bits) in [(0, 0), (1, 0), (42, 0), (u32::MAX, 0), (41, 1), (8, 33), (8, u32::MAX)] {

@@ -179,7 +179,7 @@ pub fn insecure_party(role: Role, pipe: Box<dyn Pipe>, seed: u64) -> Party {
 
 /// Runs both parties and returns what each heard: [the client, the server].
 pub fn heard(run: impl Fn(Role, Box<dyn Pipe>) -> Result<()> + Sync) -> Result<[Vec<u8>; 2]> {
-    let (a, b) = memory::pipes(std::time::Duration::from_secs(60));
+    let (a, b) = memory::pipes(std::time::Duration::from_secs(600));
     let heard = [(); 2].map(|()| Arc::new(Mutex::new(Vec::new())));
     std::thread::scope(|scope| {
         let run = &run;

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from cloister.crypto import native
+from cloister.crypto.ahead import Layer
 from cloister.crypto.engine import Costs, Identity, Listener, Party, Settings, Store
-from cloister.crypto.engine.ahead import Layer
 from cloister.errors import PeerDied, PeerTimeout
 
 SECONDS = 900.0

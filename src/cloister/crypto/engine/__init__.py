@@ -13,11 +13,12 @@ nothing alone. Security is semi-honest (docs/crypto-engine.md).
 
 from __future__ import annotations
 
-from cloister.crypto.engine.ahead import Cost, Costs, Demand, ExpertLayer, LinearLayer
+from cloister.crypto.ahead import Cost, Costs, Demand, ExpertLayer, Layer, LinearLayer
 from cloister.crypto.engine.identity import Identity
 from cloister.crypto.engine.party import Listener, Party
 from cloister.crypto.engine.settings import Settings, Store
-from cloister.crypto.engine.shares import FRACTION_BITS, PRIME, VALUE_BOUND, Bits, Shares, decode, encode
+from cloister.crypto.engine.shares import Bits, Shares, decode, encode
+from cloister.crypto.fixed import FRACTION_BITS, PRIME, VALUE_BOUND
 
 __all__ = [
     "FRACTION_BITS",
@@ -29,6 +30,7 @@ __all__ = [
     "Demand",
     "ExpertLayer",
     "Identity",
+    "Layer",
     "LinearLayer",
     "Listener",
     "Party",

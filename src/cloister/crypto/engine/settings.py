@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cloister.crypto.engine import checks
-from cloister.crypto.engine.checks import whole
+from cloister.crypto import checks
+from cloister.crypto.checks import whole
 from cloister.crypto.engine.identity import Identity
-from cloister.crypto.engine.shares import FRACTION_BITS
+from cloister.crypto.fixed import FRACTION_BITS, MOST_FRACTION
 from cloister.errors import InvalidParameter
 
-MOST_FRACTION = 24
 TRANSFERS = ("softspoken1", "softspoken2", "softspoken4", "softspoken8", "silent", "by-link")
 
 

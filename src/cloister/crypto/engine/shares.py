@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.crypto.engine.checks import array_of, kind_of, whole
+from cloister.crypto.checks import axis_of, factor_of, kind_of, same_scale
+from cloister.crypto.fixed import FRACTION_BITS, PRIME, scaled
 from cloister.errors import InvalidParameter
-
-PRIME = 2_199_023_190_017
-VALUE_BOUND = PRIME // 4
-FRACTION_BITS = 12
-
-MOST_FACTOR = (1 << 22) - 1  # times a share it stays below 2^63
-MOST_SUMMED = 1 << 22  # shares that a 64-bit word adds up
 
 Words = NDArray[np.uint64]
 
@@ -40,12 +34,12 @@ class Shares:
         return f"Shares(shape={self.shape}, fraction={self.fraction})"
 
     def __add__(self, other: Any) -> Shares:
-        self._same_scale(other)
+        self._fits(other)
         with _fitting(self, other):
             return Shares((self.data + other.data) % PRIME, self.fraction)
 
     def __sub__(self, other: Any) -> Shares:
-        self._same_scale(other)
+        self._fits(other)
         with _fitting(self, other):
             return Shares((self.data + (PRIME - other.data)) % PRIME, self.fraction)
 
@@ -53,7 +47,7 @@ class Shares:
         return Shares((PRIME - self.data) % PRIME, self.fraction)
 
     def __getitem__(self, index: Any) -> Shares:
-        return Shares(np.ascontiguousarray(self.data[index]), self.fraction)
+        return Shares(np.asarray(self.data[index], order="C"), self.fraction)
 
     def reshape(self, *shape: int) -> Shares:
         """The same shares in another shape."""
@@ -67,38 +61,22 @@ class Shares:
 
     def times(self, factor: int) -> Shares:
         """Each value times a small public integer (|factor| < 2^22)."""
-        if not isinstance(factor, int | np.integer) or isinstance(factor, bool):
-            raise InvalidParameter(
-                f"Shares can be taken times an integer, not {kind_of(factor)}.",
-                advice="Round the factor at a scale, say times(round(1.5 * 4096)), count 12 more fraction bits, and "
-                "truncate; or multiply with shares of it.",
-                param="factor",
-            )
-        if whole(factor, "factor", -MOST_FACTOR, MOST_FACTOR) < 0:
-            return -self.times(-int(factor))
+        factor = factor_of(factor)
+        if factor < 0:
+            return -self.times(-factor)
         return Shares((self.data * np.uint64(factor)) % PRIME, self.fraction)
 
     def sum(self, axis: int) -> Shares:
         """Sums along an axis."""
-        axis = whole(axis, "axis", -len(self.shape))
-        if axis >= len(self.shape):
-            raise InvalidParameter(f"Shares of shape {self.shape} have no axis {axis}.", param="axis")
-        if self.shape[axis] > MOST_SUMMED:
-            raise InvalidParameter(
-                f"At most {MOST_SUMMED:,} values can be summed at once.", advice="Sum parts of them."
-            )
+        axis = axis_of(self, axis)
         return Shares(self.data.sum(axis=axis, dtype=np.uint64) % PRIME, self.fraction)
 
-    def _same_scale(self, other: Any) -> None:
+    def _fits(self, other: Any) -> None:
         if not isinstance(other, Shares):
             raise InvalidParameter(
                 f"Shares cannot be added to {kind_of(other)}.", advice="Make shares of public numbers: Party.constant."
             )
-        if self.fraction != other.fraction:
-            raise InvalidParameter(
-                f"Shares with {self.fraction} and {other.fraction} fraction bits cannot be added.",
-                advice="Truncate the one with more bits first.",
-            )
+        same_scale(self, other)
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,8 +104,13 @@ class Bits:
         with _fitting(self, shape):
             return Bits(self.data.reshape(*shape))
 
+    def transpose(self, *axes: int) -> Bits:
+        """The same bits with axes permuted."""
+        with _fitting(self, axes):
+            return Bits(np.ascontiguousarray(self.data.transpose(*axes)))
+
     def __getitem__(self, index: Any) -> Bits:
-        return Bits(np.ascontiguousarray(self.data[index]))
+        return Bits(np.asarray(self.data[index], order="C"))
 
 
 @contextmanager
@@ -142,17 +125,7 @@ def _fitting(x: Shares | Bits, other: Any) -> Iterator[None]:
 
 def encode(values: Any, fraction: int = FRACTION_BITS) -> Words:
     """Real numbers as field elements; refuses what does not fit."""
-    whole(fraction, "fraction", 0, 39)
-    scaled = np.rint(array_of(values, "The values", "biuf").astype(np.float64) * (1 << fraction))
-    if not np.isfinite(scaled).all():
-        raise InvalidParameter("Infinite numbers and NaN cannot be shared.")
-    if scaled.size and np.abs(scaled).max() >= VALUE_BOUND:
-        raise InvalidParameter(
-            f"A number does not fit into a share: with {fraction} fraction bits the limit is "
-            f"{VALUE_BOUND / (1 << fraction):.6g}.",
-            advice="Scale the values down or use fewer fraction bits.",
-        )
-    return (scaled.astype(np.int64) % PRIME).astype(np.uint64)
+    return (scaled(values, fraction) % PRIME).astype(np.uint64)
 
 
 def decode(words: Words, fraction: int = FRACTION_BITS) -> NDArray[np.float64]:

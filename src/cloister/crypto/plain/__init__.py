@@ -1,13 +1,20 @@
 """The engine's integers without its privacy: the oracle of its tests, and a simulator fast enough for whole data sets.
 
-Every function takes and returns int64 tensors of any shape, on any device, at the scale given (12 fraction bits where
-nothing is said), and has the name of the engine's step. What is deterministic in the engine is equal here; a truncation
-here rounds to nearest, where the engine's shares decide between down and up. A value that the engine's shares could not
-hold raises `OutOfRange`, which says where.
+`Party` has the interface of the engine's party (`cloister.crypto.computer.Computer`), so that one program runs on both:
 
-    x = encode(torch.randn(4, 2048))
-    y = softmax(truncate(matmul(x, w), 12))
-    decode(y)
+    party = Party()
+    x = party.share(torch.randn(5000, 64), owner="client")
+    y = party.softmax(party.truncate(party.matmul(x, weights, outputs=16)))
+    party.reveal(y, to="client")
+
+Below it lie functions of int64 tensors of any shape, on any device, at the scale given (12 fraction bits where nothing
+is said), with the names of the engine's steps:
+
+    y = softmax(truncate(matmul(encode(x), weights), 12))
+
+What is deterministic in the engine is equal here; a truncation here rounds to nearest, where the engine's shares decide
+between down and up (`SharesRounding` decides like them). A value that the engine's shares could not hold raises
+`OutOfRange`, which says where.
 """
 
 from cloister.crypto.plain.arithmetic import (
@@ -31,6 +38,8 @@ from cloister.crypto.plain.numbers import (
     FRACTION,
     OutOfRange,
     P,
+    Rounding,
+    SharesRounding,
     check,
     decode,
     encode,
@@ -38,14 +47,21 @@ from cloister.crypto.plain.numbers import (
     truncate,
     truncate_shares,
 )
+from cloister.crypto.plain.party import Party
 from cloister.crypto.plain.rows import NormPlan, layer_norm, rms_norm, softmax
+from cloister.crypto.plain.values import Bits, Values
 
 __all__ = [
     "BOUND",
     "FRACTION",
+    "Bits",
     "NormPlan",
     "OutOfRange",
     "P",
+    "Party",
+    "Rounding",
+    "SharesRounding",
+    "Values",
     "check",
     "decode",
     "dispatch",

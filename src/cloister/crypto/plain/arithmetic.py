@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from cloister.crypto.plain.numbers import BOUND, FRACTION, OutOfRange, check, truncate
+from cloister.crypto.plain.numbers import BOUND, FRACTION, OutOfRange, Rounding, check, truncate
 
 
 def multiply(x: Tensor, y: Tensor, where: str = "multiply") -> Tensor:
@@ -20,9 +20,11 @@ def multiply(x: Tensor, y: Tensor, where: str = "multiply") -> Tensor:
     return check(product, where)
 
 
-def multiply_truncate(x: Tensor, y: Tensor, f: int = FRACTION, where: str = "multiply") -> Tensor:
-    """x * y / 2^f, rounded as in `truncate`."""
-    return truncate(multiply(x, y, where), f, where)
+def multiply_truncate(
+    x: Tensor, y: Tensor, f: int = FRACTION, where: str = "multiply", rounding: Rounding = truncate
+) -> Tensor:
+    """x * y / 2^f."""
+    return rounding(multiply(x, y, where), f, where)
 
 
 def square(x: Tensor) -> Tensor:

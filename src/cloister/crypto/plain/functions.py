@@ -7,6 +7,7 @@ and a border between two pieces may be taken 1/64 too late.
 from __future__ import annotations
 
 import json
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cloister.crypto.plain.arithmetic import multiply, multiply_truncate
-from cloister.crypto.plain.numbers import FRACTION, truncate
+from cloister.crypto.plain.numbers import FRACTION, OutOfRange, Rounding, check, truncate
 from cloister.errors import InvalidParameter
 
 TABLES: dict[str, Any] = json.loads((files("cloister.crypto.plain") / "tables.json").read_text())
@@ -34,9 +35,7 @@ def _fraction(f: int) -> None:
 
 def _within(x: Tensor, size: int, where: str) -> Tensor:
     """Refuses what the engine's comparison would not see."""
-    if x.numel() and int(x.abs().max()) >= size:
-        raise InvalidParameter(f"{where}: an argument of size {int(x.abs().max())} where {size} is the bound.")
-    return x
+    return check(x, where, 1 - size, size - 1)
 
 
 def relu(x: Tensor, f: int = FRACTION) -> Tensor:
@@ -45,7 +44,7 @@ def relu(x: Tensor, f: int = FRACTION) -> Tensor:
     return _within(x, 1024 << f, "relu").clamp_min(0)
 
 
-def fading(u: Tensor, name: str, f: int) -> Tensor:
+def fading(u: Tensor, name: str, f: int, rounding: Rounding = truncate) -> Tensor:
     """What SiLU or GELU lacks to ReLU, at u >= 0."""
     pieces = TABLES[name]
     up, more = max(TABLES["fraction"] - f, 0), max(f - TABLES["fraction"], 0)
@@ -58,19 +57,25 @@ def fading(u: Tensor, name: str, f: int) -> Tensor:
         return torch.tensor([*values, 0], dtype=torch.int64, device=u.device)[piece]
 
     v = chosen("slope", up) * torch.where(piece < len(pieces), u, 0) - chosen("centre", more)
-    square = truncate(multiply(v, v, f"{name}: square"), TABLES["square_shift"] + more)
+    square = rounding(multiply(v, v, f"{name}: square"), TABLES["square_shift"] + more, f"{name}: square")
     cubic = (square + chosen("a1", more)) * (v + chosen("a2", more)) + chosen("a3", 2 * more)
-    return truncate(cubic, TABLES["final_shift"] + more + up, f"{name}: cubic")
+    return rounding(cubic, TABLES["final_shift"] + more + up, f"{name}: cubic")
 
 
-def silu(x: Tensor, f: int = FRACTION) -> Tensor:
+def _activation(x: Tensor, name: str, f: int, rounding: Rounding) -> Tensor:
+    _fraction(f)
+    size = _within(x, 1024 << f, name).abs()
+    return x.clamp_min(0) - fading(size, name, f, rounding)
+
+
+def silu(x: Tensor, f: int = FRACTION, rounding: Rounding = truncate) -> Tensor:
     """x / (1 + e^-x); |x| < 1024. Error below 2^-9.7 for f = 12."""
-    return relu(x, f) - fading(x.abs(), "silu", f)
+    return _activation(x, "silu", f, rounding)
 
 
-def gelu(x: Tensor, f: int = FRACTION) -> Tensor:
+def gelu(x: Tensor, f: int = FRACTION, rounding: Rounding = truncate) -> Tensor:
     """x Phi(x); |x| < 1024. Error below 2^-9.8 for f = 12."""
-    return relu(x, f) - fading(x.abs(), "gelu", f)
+    return _activation(x, "gelu", f, rounding)
 
 
 def exp2_of_fraction(t: Tensor) -> Tensor:
@@ -82,7 +87,7 @@ def exp2_of_fraction(t: Tensor) -> Tensor:
     return total
 
 
-def exp(x: Tensor, f: int = FRACTION, octaves: int = 0, g: int = FRACTION) -> Tensor:
+def exp(x: Tensor, f: int = FRACTION, octaves: int = 0, g: int = FRACTION, rounding: Rounding = truncate) -> Tensor:
     """e^x at 2^g for x at 2^f, x <= octaves ln 2 + 1.3; zero below 2^(octaves - 27).
 
     Error: 2^-13.9 relative and half a last place. The engine's factors depend on the shares and add a relative 2^-15
@@ -92,14 +97,15 @@ def exp(x: Tensor, f: int = FRACTION, octaves: int = 0, g: int = FRACTION) -> Te
     if octaves + g > 32 or not 0 <= octaves <= 12:
         raise InvalidParameter(f"e^x up to 2^{octaves} with {g} fraction bits.")
     _within(x, 1 << min(10 + f, 22), "exp")
-    z = truncate(x * TABLES["log2_e"] - (octaves << (f + Z_FRACTION)), f, "exp: z")
+    z = rounding(x * TABLES["log2_e"] - (octaves << (f + Z_FRACTION)), f, "exp: z")
     if z.numel() and int(z.max()) >= 2 << Z_FRACTION:
-        raise InvalidParameter(f"exp: an argument above the window of 2^{octaves}.")
+        raise OutOfRange(f"exp: an argument above the window of 2^{octaves}.")
     cells = CUT - octaves * 4_437 // 100
     kept = ((x + (cells << (f - CELL))) >> (f - CELL)) >= 0
-    shift = (30 - g - octaves - (z >> Z_FRACTION)).clamp(-3, 62)
-    power = exp2_of_fraction(z & 0xFFFF) << 4
-    return torch.where(kept, (power + (torch.ones_like(z) << (shift + 3))) >> (shift + 4), 0)
+    # At 34 bits, as the engine's product is; floors may follow one another without harm.
+    whole = z >> Z_FRACTION
+    power = (exp2_of_fraction(z & 0xFFFF) << 4 + whole.clamp_min(0)) >> (-whole).clamp(0, 62)
+    return torch.where(kept, rounding(power, 34 - g - octaves, "exp"), 0)
 
 
 class Octaves:
@@ -117,10 +123,10 @@ class Octaves:
         borders = [(1 << (self.least + i * self.width)) >> drop for i in range(1, self.count)]
         return torch.bucketize(x >> drop, torch.tensor(borders, device=x.device, dtype=torch.int64), right=True)
 
-    def normalise(self, x: Tensor, power: Tensor) -> Tensor:
+    def normalise(self, x: Tensor, power: Tensor, rounding: Rounding) -> Tensor:
         """x times its power, at POINT bits."""
         if self.top >= POINT:
-            return multiply_truncate(x, power, self.top - POINT, "normalise")
+            return multiply_truncate(x, power, self.top - POINT, "normalise", rounding)
         return multiply(x << (POINT - self.top), power, "normalise")
 
     def back(self, top: int, total: int) -> int:
@@ -131,21 +137,24 @@ class Octaves:
         return shift
 
 
-def reciprocal(x: Tensor, least: int, most: int, total: int) -> Tensor:
+def reciprocal(x: Tensor, least: int, most: int, total: int, rounding: Rounding = truncate) -> Tensor:
     """2^total / x for integers 2^least <= x < 2^most. Error: relative 2^-14 and one last place."""
     octaves = Octaves(least, most, 1)
     shift = octaves.back(octaves.top, total)
     power = torch.ones_like(x) << (octaves.count - 1 - octaves.place(x))
-    m = octaves.normalise(x, power)
+    product = partial(multiply_truncate, f=POINT, where="reciprocal", rounding=rounding)
+    m = octaves.normalise(x, power, rounding)
     start, slope = TABLES["reciprocal_start"]
-    y = truncate(m * slope + (start << POINT), POINT)
-    e = (1 << POINT) - multiply_truncate(m, y, POINT)
-    first = y + multiply_truncate(y, e, POINT)
-    y = first + multiply_truncate(first, multiply_truncate(e, e, POINT), POINT)
-    return multiply_truncate(y, power, shift, "reciprocal")
+    y = rounding(m * slope + (start << POINT), POINT, "reciprocal")
+    e = (1 << POINT) - product(m, y)
+    first = y + product(y, e)
+    y = first + product(first, product(e, e))
+    return product(y, power, f=shift)
 
 
-def rsqrt(x: Tensor, least: int, most: int, total: int, numerator: int = 1 << 16) -> Tensor:
+def rsqrt(
+    x: Tensor, least: int, most: int, total: int, numerator: int = 1 << 16, rounding: Rounding = truncate
+) -> Tensor:
     """(numerator / 2^16) 2^total / sqrt(x) for integers 2^least <= x < 2^most, least even.
 
     Error: relative 2^-13.5 and one last place.
@@ -155,13 +164,14 @@ def rsqrt(x: Tensor, least: int, most: int, total: int, numerator: int = 1 << 16
     octaves = Octaves(least, most, 2)
     shift = octaves.back(octaves.top // 2, total)
     steps = octaves.count - 1 - octaves.place(x)
-    m = octaves.normalise(x, torch.ones_like(x) << (2 * steps))
+    product = partial(multiply_truncate, f=POINT, where="rsqrt", rounding=rounding)
+    m = octaves.normalise(x, torch.ones_like(x) << (2 * steps), rounding)
     c0, c1, c2, c3 = TABLES["rsqrt_start"]
-    y = truncate(m * c3 + (c2 << POINT), POINT)
+    y = rounding(m * c3 + (c2 << POINT), POINT, "rsqrt")
     for c in (c1, c0):
-        y = multiply_truncate(y, m, POINT) + c
-    e = (1 << POINT) - multiply_truncate(m, multiply_truncate(y, y, POINT), POINT)
-    y = y + multiply_truncate(y, 4 * e + 3 * multiply_truncate(e, e, POINT), POINT + 3)
+        y = product(y, m) + c
+    e = (1 << POINT) - product(m, product(y, y))
+    y = y + product(y, 4 * e + 3 * product(e, e), f=POINT + 3)
     if numerator != 1 << 16:
-        y = truncate(y * numerator, 16)
-    return multiply_truncate(y, torch.ones_like(x) << steps, shift, "rsqrt")
+        y = rounding(y * numerator, 16, "rsqrt")
+    return product(y, torch.ones_like(x) << steps, f=shift)

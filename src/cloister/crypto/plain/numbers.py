@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from cloister.crypto.fixed import FRACTION_BITS, PRIME, VALUE_BOUND
 from cloister.errors import InvalidParameter
 
-P = 2_199_023_190_017
-"""The prime of the shares: the largest below 2^41 with p = 1 mod 16384."""
-BOUND = P // 4
-"""No value may reach this size."""
-FRACTION = 12
-"""Fraction bits where nothing else is said."""
+P, BOUND, FRACTION = PRIME, VALUE_BOUND, FRACTION_BITS
+
+Rounding = Callable[[Tensor, int, str], Tensor]
+"""How values lose f bits, in a step with a name: `truncate`, or a `SharesRounding`. Every function that truncates takes
+one and passes it on."""
 
 
 class OutOfRange(InvalidParameter):
     """A value that the engine's shares cannot hold. The engine itself cannot see this; the simulator can."""
 
 
-def check(values: Tensor, where: str) -> Tensor:
-    """Returns `values`, or raises [OutOfRange] that says where, which and how large."""
+def check(values: Tensor, where: str, least: int = 1 - BOUND, most: int = BOUND - 1) -> Tensor:
+    """Returns `values`, or raises `OutOfRange` that says where, which and how large."""
     if values.numel():
         low, high = torch.aminmax(values)
-        if int(high) >= BOUND or int(low) <= -BOUND:
-            place = int(values.abs().argmax())
+        if int(high) > most or int(low) < least:
+            place = int(values.argmax() if int(high) > most else values.argmin())
             worst = int(values.flatten()[place])
             raise OutOfRange(
-                f"{where}: element {place} of {tuple(values.shape)} is {worst}, outside +-{BOUND}.",
+                f"{where}: element {place} of {tuple(values.shape)} is {worst}, outside {least} to {most}.",
                 advice="Lower the scale or the plan's bounds of this step.",
             )
     return values
@@ -35,6 +37,8 @@ def check(values: Tensor, where: str) -> Tensor:
 
 def encode(numbers: Tensor, f: int = FRACTION) -> Tensor:
     """Real numbers at 2^f, rounded to nearest."""
+    if numbers.is_complex() or not bool(torch.isfinite(numbers).all()):
+        raise InvalidParameter("Only finite real numbers can be encoded.")
     return check(torch.round(numbers.to(torch.float64) * 2.0**f).to(torch.int64), "encode")
 
 
@@ -50,6 +54,23 @@ def truncate(values: Tensor, f: int, where: str = "truncate") -> Tensor:
     nearly 0. Nearest is one of the two and has that mean as well; rounding down would bias every simulated sum.
     """
     return (check(values, where) + ((1 << f) >> 1)) >> f
+
+
+class SharesRounding:
+    """Truncation as the engine rounds when shares are random: for each value it draws two shares and takes the very
+    integer that they would give. The same seed on the same device gives the same integers again. Not for secrets."""
+
+    def __init__(self, insecure_seed: int | None = None) -> None:
+        self._seed = insecure_seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __call__(self, values: Tensor, f: int, where: str = "truncate") -> Tensor:
+        return truncate_shares(*share(check(values, where), self._drawn_from(values.device)), f)
+
+    def _drawn_from(self, device: torch.device) -> torch.Generator | None:
+        if self._seed is not None and device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators.get(device)
 
 
 def truncate_shares(client: Tensor, server: Tensor, f: int) -> Tensor:

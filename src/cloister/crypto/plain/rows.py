@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cloister.crypto.plain.arithmetic import inner_products, maximum, multiply, root_parts
 from cloister.crypto.plain.functions import exp, reciprocal, rsqrt
-from cloister.crypto.plain.numbers import FRACTION, check, truncate
+from cloister.crypto.plain.numbers import FRACTION, OutOfRange, Rounding, check, truncate
 from cloister.errors import InvalidParameter
 
 EXPONENTIAL = 20
@@ -17,7 +17,7 @@ INVERSE = 17
 MASKED = -511
 
 
-def softmax(x: Tensor, allowed: Tensor | None = None, f: int = FRACTION) -> Tensor:
+def softmax(x: Tensor, allowed: Tensor | None = None, f: int = FRACTION, rounding: Rounding = truncate) -> Tensor:
     """Softmax at 2^f; |x| < 511. `allowed` (of a shape that broadcasts) leaves entries out; a row without any gives
     zeros.
 
@@ -27,13 +27,14 @@ def softmax(x: Tensor, allowed: Tensor | None = None, f: int = FRACTION) -> Tens
     if not 1 <= columns <= 8192:
         raise InvalidParameter(f"Softmax of rows of {columns} entries; 1 to 8192 are possible.")
     kept = torch.ones_like(x, dtype=torch.bool) if allowed is None else allowed.expand_as(x)
-    x = torch.where(kept, x, MASKED << f)
-    powers = torch.where(kept, exp(x - maximum(x).unsqueeze(-1), f, 0, EXPONENTIAL), 0)
+    x = torch.where(kept, check(torch.where(kept, x, 0), "softmax", (MASKED << f) + 1, (-MASKED << f) - 1), MASKED << f)
+    powers = torch.where(kept, exp(x - maximum(x).unsqueeze(-1), f, 0, EXPONENTIAL, rounding), 0)
     sums = powers.sum(-1)
     sums = torch.where(kept.any(-1), sums, 1 << EXPONENTIAL)
     most = EXPONENTIAL + (columns - 1).bit_length() + 1
-    inverse = reciprocal(sums, EXPONENTIAL, most, EXPONENTIAL + INVERSE)
-    return truncate(multiply(powers, inverse.unsqueeze(-1), "softmax"), EXPONENTIAL + INVERSE - f)
+    inverse = reciprocal(sums, EXPONENTIAL, most, EXPONENTIAL + INVERSE, rounding)
+    shares = rounding(multiply(powers, inverse.unsqueeze(-1), "softmax"), EXPONENTIAL + INVERSE - f, "softmax")
+    return torch.where(kept, shares, 0)
 
 
 @dataclass(frozen=True)
@@ -88,30 +89,32 @@ class NormIntegers:
     """Bits after the point of 1 / rms."""
 
 
-def rms_norm(x: Tensor, plan: NormPlan) -> Tensor:
+def rms_norm(x: Tensor, plan: NormPlan, rounding: Rounding = truncate) -> Tensor:
     """x / sqrt(mean(x^2) + epsilon), without weights: those belong into the next product."""
-    return _normalise(x, plan, 0)
+    return _normalise(x, plan, 0, rounding)
 
 
-def layer_norm(x: Tensor, plan: NormPlan) -> Tensor:
+def layer_norm(x: Tensor, plan: NormPlan, rounding: Rounding = truncate) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon), without weights and bias."""
     if x.shape[-1] != plan.columns:
         raise InvalidParameter(f"Rows of {x.shape[-1]} entries for a plan of {plan.columns}.")
     extra = plan.mean_bits()
     k = 38 - plan.f - plan.rms_bits
     inverse = ((1 << k) + plan.columns // 2) // plan.columns
-    mean = truncate(x.sum(-1) * inverse, k - extra, "layer_norm: mean")
-    return _normalise((x << extra) - mean.unsqueeze(-1), plan, extra)
+    sums = x.sum(-1)
+    scaled = multiply(sums, torch.full_like(sums, inverse), "layer_norm: mean")
+    mean = rounding(scaled, k - extra, "layer_norm: mean")
+    return _normalise((x << extra) - mean.unsqueeze(-1), plan, extra, rounding)
 
 
-def _normalise(x: Tensor, plan: NormPlan, extra: int) -> Tensor:
+def _normalise(x: Tensor, plan: NormPlan, extra: int, rounding: Rounding) -> Tensor:
     """Rows at 2^(f + extra), normalised, at 2^f."""
     if x.shape[-1] != plan.columns:
         raise InvalidParameter(f"Rows of {x.shape[-1]} entries for a plan of {plan.columns}.")
     i = plan.integers(extra)
-    small = truncate(x, i.shift)
+    small = rounding(x, i.shift, "norm")
     squares = check(inner_products(small, small) + i.epsilon, "norm: squares")
     if squares.numel() and int(squares.max()) >= 1 << i.most:
-        raise InvalidParameter(f"norm: a row's root mean square is above 2^{plan.rms_bits}.")
-    inverse = rsqrt(squares, i.least, i.most, i.total, i.numerator)
-    return truncate(multiply(x, inverse.unsqueeze(-1), "norm"), i.inverse + extra)
+        raise OutOfRange(f"norm: a row's root mean square is above 2^{plan.rms_bits}.")
+    inverse = rsqrt(squares, i.least, i.most, i.total, i.numerator, rounding)
+    return rounding(multiply(x, inverse.unsqueeze(-1), "norm"), i.inverse + extra, "norm")

@@ -12,15 +12,44 @@ from numpy.typing import NDArray
 from cloister.errors import InvalidParameter
 
 MOST_VALUES = 1 << 31  # in one array
+MOST_FACTOR = (1 << 22) - 1  # times a share it stays below 2^63
+MOST_SUMMED = 1 << 22  # shares that a 64-bit word adds up
+MOST_PLACES = 1 << 20  # of a one-hot vector
+MOST_RANKED = 4096  # values of a row whose pairs are all compared
+ROLES = ("client", "server")
 
 
 class Shaped(Protocol):
-    """Shares of numbers or of bits."""
+    """Numbers or bits of any backend."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array."""
         ...
+
+
+class Scaled(Shaped, Protocol):
+    """Numbers of any backend."""
+
+    @property
+    def fraction(self) -> int:
+        """Bits after the binary point."""
+        ...
+
+
+def given(value: Any, wanted: type[Any], name: str) -> None:
+    """A value of this backend; an array, or another backend's value, is not one."""
+    if not isinstance(value, wanted):
+        advice = (
+            "Bits come from less_than, top_k_mask and the like."
+            if wanted.__name__ == "Bits"
+            else "Numbers enter a computation by share, share_integers or constant."
+        )
+        raise InvalidParameter(
+            f"`{name}` must be {wanted.__name__} of {wanted.__module__.rpartition('.')[0]}, not {kind_of(value)}.",
+            advice=advice,
+            param=name,
+        )
 
 
 def whole(value: Any, name: str, least: int = 0, most: int | None = None) -> int:
@@ -95,6 +124,8 @@ def outputs_of(outputs: Any) -> list[int]:
 
 def array_of(values: Any, what: str, kinds: str) -> NDArray[Any]:
     """Values as an array whose type is of the `kinds`, or an error that does not repeat them."""
+    if callable(getattr(values, "cpu", None)):
+        values = values.detach().cpu()  # a tensor, which may live on another device
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):
@@ -106,39 +137,47 @@ def array_of(values: Any, what: str, kinds: str) -> NDArray[Any]:
     return array
 
 
-def integers(values: Any, bound: int, what: str) -> NDArray[np.int64]:
-    """Integers in [-bound, bound), or an error that does not repeat them: they may be secret."""
+def integers(values: Any, bound: int, what: str) -> NDArray[Any]:
+    """An array of integers in [-bound, bound), of any type and without a copy (the weights of a layer of experts fill
+    gigabytes), or an error that does not repeat them: they may be secret."""
     array = array_of(values, what, "iu")
-    if array.size and not (int(array.min()) >= -bound and int(array.max()) < bound):
-        raise InvalidParameter(f"{what} must lie in [-{bound}, {bound}).")
-    return np.ascontiguousarray(array, dtype=np.int64).reshape(array.shape)
+    span = np.iinfo(array.dtype)
+    fits = span.min >= -bound and span.max < bound
+    if not fits and array.size and not (int(array.min()) >= -bound and int(array.max()) < bound):
+        raise outside(what, bound)
+    return array
 
 
-def matrix(weights: Any, columns: int, outputs: int, weight_bits: int) -> NDArray[np.int32]:
+def outside(what: str, bound: int) -> InvalidParameter:
+    """The error for integers outside [-bound, bound)."""
+    return InvalidParameter(f"{what} must lie in [-{bound}, {bound}).")
+
+
+def matrix(weights: Shaped, columns: int, outputs: int) -> None:
     """The weights of one product."""
-    given = integers(weights, 1 << (weight_bits - 1), "The weights").astype(np.int32)
-    if given.shape != (columns, outputs):
+    if weights.shape != (columns, outputs):
         raise InvalidParameter(
-            f"Weights of shape {given.shape} where ({columns}, {outputs}) was expected.",
+            f"Weights of shape {tuple(weights.shape)} where ({columns}, {outputs}) was expected.",
             advice="They are (columns, outputs) here; only experts' weights are (experts, outputs, columns).",
         )
-    return given
 
 
-def expert_weights(weights: Any, experts: int, columns: int, outputs: Sequence[int]) -> list[NDArray[np.int16]]:
-    """The weights of a batched product."""
-    if not isinstance(weights, Sequence | np.ndarray):
+def listed(weights: Any, outputs: Sequence[int]) -> None:
+    """One array of weights for each number of outputs."""
+    if isinstance(weights, str) or not hasattr(weights, "__len__"):
         raise InvalidParameter(f"The weights must be a list of arrays, not {kind_of(weights)}.")
-    given = [integers(w, 1 << 15, "The weights").astype(np.int16) for w in weights]
-    if len(given) != len(outputs):
-        raise InvalidParameter(f"{len(given)} arrays of weights for {len(outputs)} outputs.")
-    for array, out in zip(given, outputs, strict=True):
+    if len(weights) != len(outputs):
+        raise InvalidParameter(f"{len(weights)} arrays of weights for {len(outputs)} outputs.")
+
+
+def expert_weights(weights: Sequence[Shaped], experts: int, columns: int, outputs: Sequence[int]) -> None:
+    """The weights of a batched product."""
+    for array, out in zip(weights, outputs, strict=True):
         if array.shape != (experts, out, columns):
             raise InvalidParameter(
-                f"Weights {array.shape} where ({experts}, {out}, {columns}) was expected.",
+                f"Weights {tuple(array.shape)} where ({experts}, {out}, {columns}) was expected.",
                 advice="Experts' weights are (experts, outputs, columns).",
             )
-    return given
 
 
 def octaves(least: Any, most: Any, fraction: int) -> tuple[int, int]:
@@ -154,21 +193,65 @@ def octaves(least: Any, most: Any, fraction: int) -> tuple[int, int]:
     return math.floor(math.log2(low)) + fraction, math.ceil(math.log2(high)) + fraction
 
 
-def two(x: Shaped) -> tuple[int, int]:
-    """The rows and columns of a matrix."""
-    if len(x.shape) != 2:
-        raise InvalidParameter(f"Shares of shape {x.shape} where (rows, columns) was expected.")
-    return x.shape[0], x.shape[1]
-
-
 def last(x: Shaped) -> int:
     """The length of the last axis."""
     if not x.shape:
-        raise InvalidParameter("Shares of a single number have no axis.", advice="Reshape them to (1,).")
+        raise InvalidParameter("A single number has no axis.", advice="Reshape it to (1,).")
     return x.shape[-1]
+
+
+def axis_of(x: Shaped, axis: Any) -> int:
+    """An axis along which values are summed."""
+    axis = whole(axis, "axis", -len(x.shape))
+    if axis >= len(x.shape):
+        raise InvalidParameter(f"Values of shape {x.shape} have no axis {axis}.", param="axis")
+    if x.shape[axis] > MOST_SUMMED:
+        raise InvalidParameter(f"At most {MOST_SUMMED:,} values can be summed at once.", advice="Sum parts of them.")
+    return axis
+
+
+def factor_of(factor: Any) -> int:
+    """A small public factor."""
+    if not isinstance(factor, int | np.integer) or isinstance(factor, bool):
+        raise InvalidParameter(
+            f"Values can be taken times an integer, not {kind_of(factor)}.",
+            advice="Round the factor at a scale, say times(round(1.5 * 4096)), count 12 more fraction bits, and "
+            "truncate; or multiply with shares of it.",
+            param="factor",
+        )
+    return whole(factor, "factor", -MOST_FACTOR, MOST_FACTOR)
+
+
+def compared(bits: Any, drop_bits: Any) -> None:
+    """Bits that a comparison looks at, and those below them that it does not."""
+    whole(bits, "bits", 2, 41)
+    whole(drop_bits, "drop_bits", 0, 32)
+    if bits + drop_bits > 41:
+        raise InvalidParameter(
+            f"Values have 41 bits: {bits} compared and {drop_bits} dropped are more.", param="drop_bits"
+        )
+
+
+def fills(shape: Sequence[int], like: Shaped) -> None:
+    """Public values of a shape that `like` can take."""
+    try:
+        if np.broadcast_shapes(tuple(shape), like.shape) == like.shape:
+            return
+    except ValueError:
+        pass
+    raise InvalidParameter(f"Numbers of shape {tuple(shape)} do not fill {like!r}.", param="values")
 
 
 def same_shape(a: Shaped, b: Shaped) -> None:
     """Arrays that go together element by element."""
     if a.shape != b.shape:
         raise InvalidParameter(f"Shapes {a.shape} and {b.shape} differ.")
+
+
+def same_scale(x: Scaled, y: Scaled) -> None:
+    """Numbers that can be added or compared."""
+    if x.fraction != y.fraction:
+        raise InvalidParameter(
+            f"Numbers with {x.fraction} and {y.fraction} fraction bits do not go together.",
+            advice="Truncate the one with more bits first.",
+        )

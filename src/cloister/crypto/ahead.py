@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Literal
 
-from cloister.crypto.engine.checks import kind_of, outputs_of, text, whole
+from cloister.crypto.checks import kind_of, outputs_of, text, whole
 from cloister.errors import InvalidParameter
 
 Phase = Literal["set up", "preprocess", "online"]
@@ -158,3 +158,20 @@ class ExpertLayer:
 
 
 Layer = LinearLayer | ExpertLayer
+Weights = Sequence[Any] | Callable[[int], Any] | None  # of layers: one for each, or who fetches them by number
+
+
+def layer_said(layer: Any) -> tuple[Any, ...]:
+    """The tuple that the Rust core reads, of a layer."""
+    if not isinstance(layer, LinearLayer | ExpertLayer):
+        raise InvalidParameter(f"Layers are LinearLayer or ExpertLayer, not {kind_of(layer)}.", param="layers")
+    return layer.as_native()
+
+
+def layers_said(layers: Sequence[Layer], weights: Weights, passes: int) -> list[tuple[Any, ...]]:
+    """The tuples of layers to be prepared."""
+    whole(passes, "passes")
+    said = [layer_said(layer) for layer in layers]
+    if weights is not None and not callable(weights) and len(weights) != len(layers):
+        raise InvalidParameter(f"Weights of {len(weights)} layers for {len(layers)} layers.")
+    return said
