@@ -111,6 +111,12 @@ def shape_of(shape: Any) -> tuple[int, ...]:
     return sizes
 
 
+def not_empty(x: Shaped) -> None:
+    """What products are made of."""
+    if 0 in x.shape:
+        raise InvalidParameter(f"A product needs at least one row, column and output, not {tuple(x.shape)}.")
+
+
 def outputs_of(outputs: Any) -> list[int]:
     """The numbers of outputs of several matrices that meet one input."""
     if isinstance(outputs, str) or not isinstance(outputs, Sequence) or not len(outputs):
@@ -126,6 +132,8 @@ def array_of(values: Any, what: str, kinds: str) -> NDArray[Any]:
     """Values as an array whose type is of the `kinds`, or an error that does not repeat them."""
     if callable(getattr(values, "cpu", None)):
         values = values.detach().cpu()  # a tensor, which may live on another device
+        if str(values.dtype) == "torch.bfloat16":  # NumPy has no such numbers
+            values = values.float()
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):

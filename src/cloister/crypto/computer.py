@@ -132,6 +132,11 @@ class Computer(Session[N, B]):
 
     def _entered(self, values: Any | None, owner: Role, shape: Sequence[int] | None, fraction: int) -> N:
         if values is not None:
+            if shape is not None and checks.shape_of(shape) != tuple(values.shape):
+                raise InvalidParameter(
+                    f"Values of shape {tuple(values.shape)} where {tuple(shape)} was announced to the peer.",
+                    param="shape",
+                )
             shape = tuple(values.shape)
         if shape is None:
             raise InvalidParameter("The party that does not own the values must say their shape.")
@@ -142,7 +147,7 @@ class Computer(Session[N, B]):
     def reveal(self, x: N, *, to: Role | Literal["both"]) -> NDArray[np.float64] | None:
         """Open values: this reveals them. The party that is not to see them gets None."""
         integers = self.reveal_integers(x, to=to)
-        return None if integers is None else integers / float(1 << x.fraction)
+        return None if integers is None else integers / 2.0**x.fraction
 
     def reveal_integers(self, x: N, *, to: Role | Literal["both"]) -> NDArray[np.int64] | None:
         """Open values as the integers they are, the fraction bits included."""
@@ -175,6 +180,7 @@ class Computer(Session[N, B]):
         whole and its cost stands under `made now`; a store with `when_empty="refuse"` refuses it."""
         given(x, self._numbers, "x")
         columns = last(x)
+        checks.not_empty(x)
         whole(outputs, "outputs", 1)
         whole(weight_bits, "weight_bits", 1, 24)
         found = None if weights is None else self._weights(weights, columns, outputs, weight_bits)
@@ -201,6 +207,7 @@ class Computer(Session[N, B]):
         given(x, self._numbers, "x")
         if len(x.shape) < 3:
             raise InvalidParameter(f"Values of shape {x.shape} where (experts, tokens, columns) was expected.")
+        checks.not_empty(x)
         *batch, experts, tokens, columns = x.shape
         outputs = checks.outputs_of(outputs)
         if most_bytes is not None:
@@ -233,6 +240,8 @@ class Computer(Session[N, B]):
             raise InvalidParameter(f"Shapes {x.shape} and {y.shape} are not matrices.", advice="Reshape them first.")
         if x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-2]:
             raise InvalidParameter(f"Shapes {x.shape} and {y.shape} cannot be multiplied.")
+        checks.not_empty(x)
+        checks.not_empty(y)
         return self._shared_matmul(x, y)
 
     def inner_products(self, x: N, y: N) -> N:

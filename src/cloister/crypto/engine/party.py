@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +14,7 @@ from cloister.crypto.checks import ROLES, whole
 from cloister.crypto.computer import Role
 from cloister.crypto.engine.settings import Settings
 from cloister.crypto.engine.steps import Steps
-from cloister.errors import SessionOver
+from cloister.errors import InvalidParameter, SessionOver
 from cloister.progress import SILENT, Progress
 
 
@@ -149,13 +149,20 @@ class Party(Steps):
             return self._weights(found, layer.columns, layer.outputs, layer.weight_bits)
 
         said = layers_said(layers, weights, passes)
+        if weights is None and self.role == "server":
+            raise InvalidParameter("The server prepares layers with its weights.", param="weights")
+        bring: Callable[[int], Any] | None = None if weights is None else fetch
+        if weights is not None and not callable(weights):
+            # All of them, before anything is sent. What a function brings is checked when it comes, and then an error
+            # ends the session.
+            bring = dict(enumerate(fetch(number) for number in range(len(layers)))).__getitem__
         with progress.task("Preparing linear layers", total=passes * len(layers), unit="layers") as task:
 
             def tell(_: str, there: int, wanted: int) -> None:
                 task.advance(min(there, wanted) - task.done)
 
             with native.translated():
-                self._native.prepare(said, passes, None if weights is None else fetch, tell)
+                self._native.prepare(said, passes, bring, tell)
 
     def prepared(self, layer: Layer) -> int:
         said = layer_said(layer)

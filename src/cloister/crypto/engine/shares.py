@@ -25,6 +25,10 @@ class Shares:
     data: Words
     fraction: int = FRACTION_BITS
 
+    def __post_init__(self) -> None:
+        # NumPy makes scalars of arrays without axes.
+        object.__setattr__(self, "data", np.asarray(self.data))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array."""
@@ -84,6 +88,9 @@ class Bits:
     """This party's XOR shares of an array of bits."""
 
     data: NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", np.asarray(self.data))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class Steps(Computer[Shares, Bits]):
         return checks.integers(values, bound, what)
 
     def _share(self, values: NDArray[Any] | None, owner: str, shape: tuple[int, ...], fraction: int) -> Shares:
-        words = None if values is None else values.astype(np.int64, order="C", copy=False)
+        words = None if values is None else np.asarray(values, dtype=np.int64, order="C")
         out = _run(self._native.share, owner, words, math.prod(shape))
         return _shares(out, shape, fraction)
 
@@ -187,8 +187,10 @@ class Steps(Computer[Shares, Bits]):
 
 def _run(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call the core; its errors become Cloister's."""
+    # A single number has no axis, and the core takes vectors.
+    vectors = [a.reshape(1) if isinstance(a, np.ndarray) and a.ndim == 0 else a for a in arguments]
     with native.translated():
-        return function(*arguments)
+        return function(*vectors)
 
 
 def _shares(raw: Any, shape: Sequence[int], fraction: int) -> Shares:

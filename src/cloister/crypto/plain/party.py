@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cloister.crypto import checks
-from cloister.crypto.ahead import Cost, Costs, Demand, Layer, Weights, demanded, layer_said, layers_said
+from cloister.crypto.ahead import Cost, Costs, Demand, ExpertLayer, Layer, Weights, demanded, layer_said, layers_said
 from cloister.crypto.checks import ROLES, whole
 from cloister.crypto.computer import Computer, Role
 from cloister.crypto.fixed import FRACTION_BITS, MOST_FRACTION, scaled
@@ -140,6 +140,14 @@ class Party(Computer[Values, Bits]):
     ) -> None:
         """Nothing but the checks of the layers: products with `prepared` are computed like any other."""
         layers_said(layers, weights, passes)
+        if weights is None:
+            raise InvalidParameter("The server prepares layers with its weights.", param="weights")
+        if not callable(weights):
+            for layer, given_weights in zip(layers, weights, strict=True):
+                if isinstance(layer, ExpertLayer):
+                    self._expert_weights(given_weights, layer.experts, layer.columns, layer.outputs)
+                else:
+                    self._weights(given_weights, layer.columns, layer.outputs, layer.weight_bits)
 
     def prepared(self, layer: Layer) -> int:
         """None."""
@@ -151,7 +159,7 @@ class Party(Computer[Values, Bits]):
     def _scaled(self, values: Any, fraction: int) -> Tensor:
         if isinstance(values, Tensor):
             return encode(values.detach().to(self.device), fraction)
-        return torch.from_numpy(scaled(values, fraction)).to(self.device)
+        return torch.from_numpy(np.asarray(scaled(values, fraction))).to(self.device)
 
     def _integers(self, values: Any, bound: int, what: str) -> Tensor:
         if not isinstance(values, Tensor):

@@ -110,12 +110,19 @@ class Bits:
 
 
 def _taken(data: Tensor, index: Any) -> Tensor:
-    """What NumPy would take, for backward slices too, which torch does not have."""
+    """What NumPy would take: torch has no backward slices, and orders the axes of lists otherwise."""
     parts = index if isinstance(index, tuple) else (index,)
-    if not any(isinstance(part, slice) and (part.step or 1) < 0 for part in parts):
+    if all(_is_basic(part) for part in parts):
         return data[index]
     places = np.arange(data.numel()).reshape(data.shape)[index]
-    return data.flatten()[torch.from_numpy(places.copy()).to(data.device)]
+    return data.flatten()[torch.from_numpy(np.array(places)).to(data.device)]
+
+
+def _is_basic(part: Any) -> bool:
+    """Whether NumPy and torch take the same with it."""
+    if isinstance(part, slice):
+        return (part.step or 1) > 0
+    return part is None or part is Ellipsis or (isinstance(part, int) and not isinstance(part, bool))
 
 
 def _permuted(data: Tensor, axes: tuple[Any, ...]) -> Tensor:
