@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "bench": {"serving", "permute", "attest", "families", "embedded", "doctor", "crypto"},
     "doctor": {"families", "crypto"},
     "embedded": set(),
+    "unify": set(),
 }
 HEAVY = {"torch", "transformers"}
 MAY_BE_HEAVY = ("families/", "permute/", "serving/server/", "bench/", "demo.py", "crypto/plain/")
