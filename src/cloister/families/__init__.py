@@ -12,12 +12,12 @@ from types import ModuleType
 from typing import Any
 
 from cloister.errors import UnsupportedModel
-from cloister.families import bert, clip, deepseek, gpt2, llama, llava, mixtral, olmoe, qwen_moe, vit
+from cloister.families import bert, clip, deepseek, gpt2, llama, llava, mixtral, olmoe, qwen_moe, unified, vit
 from cloister.families.layout import Layout
 
 FAMILIES: dict[str, ModuleType] = {
     module.__name__.rsplit(".", 1)[-1]: module
-    for module in (gpt2, llama, mixtral, qwen_moe, olmoe, deepseek, bert, vit, clip, llava)
+    for module in (gpt2, llama, mixtral, qwen_moe, olmoe, deepseek, bert, vit, clip, llava, unified)
 }
 TRANSFORMS = ("permutation", "orthogonal")
 
@@ -96,7 +96,7 @@ def server_config(config: Mapping[str, Any]) -> dict[str, Any]:
         from cloister.families import vision
 
         return vision.server_config(config)
-    return dict(module.server_config(config)) if module is llava else dict(config)
+    return dict(module.server_config(config)) if module in (llava, unified) else dict(config)
 
 
 def _module(config: Mapping[str, Any]) -> ModuleType | None:

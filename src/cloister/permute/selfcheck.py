@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from cloister import families
 from cloister import manifest as manifests
 
 _SMALL: dict[str, Any] = {
@@ -157,7 +158,7 @@ class Twin:
         from safetensors.numpy import load_file
 
         self.manifest = manifests.read(client)
-        self._class = getattr(transformers, self.manifest.model.architecture)
+        self._class = _class(self.manifest.model.architecture)
         self._plain_dir, self._server_dir = plain, server
         self._loaded: dict[tuple[str, str], Any] = {}
         self._config = transformers.AutoConfig.from_pretrained(plain)
@@ -281,6 +282,16 @@ class Twin:
             if name in self.tensors:
                 return output[..., np.asarray(self.tensors[name])]
         return output[..., np.asarray(self.tensors["vocab_to_server"])]
+
+
+def _class(architecture: str) -> Any:
+    import transformers
+
+    if architecture.startswith(families.unified.CLASS_PREFIX):
+        from cloister.unify.moe import find
+
+        return find(architecture)
+    return getattr(transformers, architecture)
 
 
 def _has_bfloat16(client: Path) -> bool:

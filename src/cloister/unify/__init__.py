@@ -1,1 +1,1 @@
-"""One Mixture-of-Experts model from experts whose owners cannot pool their data. So far: choosing public examples."""
+"""Mode `unify`: one Mixture-of-Experts model from experts whose owners cannot pool their data."""

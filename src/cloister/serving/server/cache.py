@@ -43,6 +43,12 @@ class Rows(Cache):  # type: ignore[misc]
         self.plan = Plan(rows, lengths, counts, starts, max(counts), width)
         return self.plan
 
+    def real_tokens(self) -> torch.Tensor:
+        """Which positions of the coming pass are inputs and which are padding before them: [rows, queries]."""
+        assert self.plan is not None
+        padding = self.plan.queries - torch.tensor(self.plan.counts, device=self.device)
+        return torch.arange(self.plan.queries, device=self.device) >= padding[:, None]
+
     def clear(self, row: int, length: int) -> None:
         """Wipe a row: its next user shall not be able to notice anything of the last one, not even through a NaN."""
         for layer in self.layers:
@@ -123,6 +129,15 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
         if rows == list(range(first, first + len(rows))):
             return kept[first : first + len(rows), :, : plan.width]
         return kept[:, :, : plan.width].index_select(0, torch.tensor(rows, device=kept.device))
+
+    def last_entry(self) -> torch.Tensor:
+        """The newest key of the first head in each row [rows, 1, size], zero where a row is empty. The routers of
+        unified models keep running sums there."""
+        plan = self.owner.plan
+        assert plan is not None
+        rows = torch.tensor(plan.rows, device=self.keys.device)
+        newest = self.keys[rows, 0, (plan.starts - 1).clamp(min=0)]
+        return newest.masked_fill(plan.starts[:, None] == 0, 0.0).unsqueeze(1)
 
     def get_seq_length(self) -> int:
         plan = self.owner.plan

@@ -18,6 +18,7 @@ import transformers
 
 from cloister import manifest as manifests
 from cloister.errors import BrokenCheckpoint, BrokenManifest, NotFound, UnsupportedModel, UsageError
+from cloister.families import unified
 from cloister.manifest import Manifest
 from cloister.serving.server.requests import Shape
 from cloister.serving.server.settings import ServerSettings
@@ -119,7 +120,7 @@ def load(path: Path, settings: ServerSettings) -> ServedModel:
         manifest.check_expiry()
     config = _config(path)
     architecture = (config.get("architectures") or [""])[0]
-    found: Any = getattr(transformers, architecture, None)
+    found: Any = _class(architecture)
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise UnsupportedModel(
             f"{path / 'config.json'} names the architecture {architecture!r}.",
@@ -166,6 +167,15 @@ def load(path: Path, settings: ServerSettings) -> ServedModel:
     count = sum(parameter.numel() for parameter in model.parameters())
     log.info("loaded %s: %s, %d parameters, %s on %s", served.name, architecture, count, served.dtype, device)
     return served
+
+
+def _class(architecture: str) -> Any:
+    """The class of that name: of transformers, or of a unified model."""
+    if architecture.startswith(unified.CLASS_PREFIX):
+        from cloister.unify.moe import find
+
+        return find(architecture)
+    return getattr(transformers, architecture, None)
 
 
 def routers_in_float32(model: torch.nn.Module) -> list[str]:

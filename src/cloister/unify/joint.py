@@ -1,0 +1,430 @@
+"""Joint training: the router of a unified model learns where examples belong, on proxies alone.
+
+    set_router(model, router_vectors_from_proxies(seed, proxies))
+    train_jointly(model, seed, proxies, experts)
+    routing_accuracy(model, seed, held_out)     # {"bank": 0.97, ...}
+
+Every proxy has a sender. Three things are wanted of the unified model on it:
+
+    teacher     the same output as the sender's own expert gives (its vector; for language its next-token probabilities)
+    route       the weight of the sender's expert near one, on every token of every layer
+    public      what the public example itself teaches (its pair; for language the next token)
+
+An encoder also sees a few words cut out of each proxy: short texts, such as names of labels, are routed too and no
+proxy looks like them. The teacher is computed from what was sent, so nothing more leaves an owner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cloister.errors import UsageError
+from cloister.progress import SILENT, Progress
+from cloister.unify.examples import Examples
+from cloister.unify.experts import lora
+from cloister.unify.seeds import Batch, Seed, batches_by_length, pooled, with_state
+from cloister.unify.tasks import SCALE, second
+from cloister.unify.training import Descent, Loop, order, stamp
+
+State = Mapping[str, Tensor]
+Part = Literal["router", "experts"]
+
+
+@dataclass(frozen=True)
+class JointSettings:
+    """How the unified model is trained. Every owner's proxies count equally, an example that several chose for each."""
+
+    epochs: float = 1.0
+    lr: float = 2e-4  # of the experts
+    router_lr: float = 5e-3
+    batch: int = 24
+    rank: int = 16
+    alpha: float = 32.0
+    teacher_weight: float = 1.0
+    route_weight: float = 1.0
+    public_weight: float = 0.1
+    cut: bool = True  # short cuts of texts as well
+    warmup: float = 0.1
+    seed_for_order: int = 0
+    keep_every: float = 120.0
+
+
+@dataclass(frozen=True)
+class JointResult:
+    """What the training said."""
+
+    losses: list[float]
+    seconds: float
+
+
+def router_vectors_from_proxies(
+    seed: Seed, proxies_by_owner: Mapping[str, Examples], *, how: Literal["mean", "fit"] = "mean"
+) -> list[Tensor]:
+    """A vector for each owner, one tensor (owners, hidden) a layer, from the *seed's* block inputs on the proxies.
+
+    "mean": the mean over real tokens (equation 7's start, without private data). "fit": logistic regression of the
+    senders on each sequence's mean, which is the same thing learned; a much better start.
+    """
+    per_owner = [block_inputs(seed, examples) for examples in proxies_by_owner.values()]
+    layers = len(per_owner[0])
+    if how == "mean":
+        return [torch.stack([one[layer].mean(0) for one in per_owner]) for layer in range(layers)]
+    owner = torch.cat([torch.full((len(one[0]),), i) for i, one in enumerate(per_owner)])
+    return [_regress(torch.cat([one[layer] for one in per_owner]), owner, len(per_owner)) for layer in range(layers)]
+
+
+def _regress(features: Tensor, owner: Tensor, owners: int, penalty: float = 1e-3) -> Tensor:
+    spread = features.std()
+    scaled = (features / spread).double()
+    vectors = torch.zeros(owners, features.shape[1], dtype=torch.float64, requires_grad=True)
+    solver = torch.optim.LBFGS([vectors], max_iter=100, history_size=20, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        solver.zero_grad()
+        loss = functional.cross_entropy(scaled @ vectors.T, owner) + penalty * vectors.pow(2).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    solver.step(closure)  # type: ignore[no-untyped-call]
+    return (vectors.detach() / spread).float()
+
+
+def block_inputs(seed: Seed, examples: Examples, batch: int = 64) -> list[Tensor]:
+    """For each layer of the seed the mean over real tokens of the feed-forward block's input: (n, hidden) a layer."""
+    from cloister.unify.moe.blocks import find
+
+    blocks = find(seed.model)
+    out = [torch.empty(len(examples), seed.hidden) for _ in blocks]
+    now: dict[str, Any] = {}
+
+    def keep(layer: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            z, real = args[0], now["real"]
+            mean = z.mean(1) if real is None else (z * real).sum(1) / real.sum(1).clamp(min=1)
+            out[layer][now["rows"]] = mean
+
+        return hook
+
+    handles = [getattr(b.owner, b.name).register_forward_pre_hook(keep(i)) for i, b in enumerate(blocks)]
+    try:
+        with torch.inference_mode():
+            for rows in batches_by_length(examples.inputs, batch):
+                inputs = seed.batch(_some(examples, rows))
+                mask = inputs.get("attention_mask")
+                now.update(rows=rows, real=None if mask is None else mask[..., None].float())
+                pooled(seed.model, inputs, seed.kind)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return out
+
+
+def train_jointly(
+    unified: Any,
+    seed: Seed,
+    proxies_by_owner: Mapping[str, Examples],
+    teachers: Mapping[str, State],
+    settings: JointSettings | None = None,
+    *,
+    workdir: Path | None = None,
+    progress: Progress = SILENT,
+    train: Sequence[Part] = ("router", "experts"),
+    only: Sequence[str] | None = None,
+    others: Examples | None = None,
+) -> JointResult:
+    """Train the unified model in place on the union of the proxies.
+
+    `teachers`: each owner's feed-forward state, as `apply_delta` gives it. `only`: the owners whose experts are trained
+    (for one that joined later); the router always serves all. `others`: public examples that nobody chose, which the
+    fallback expert answers as the seed does.
+    """
+    settings = settings or JointSettings()
+    material = _material(unified, seed, proxies_by_owner, teachers, settings, others)
+    what = {
+        "settings": {k: v for k, v in asdict(settings).items() if k != "keep_every"},
+        "seed": seed.fingerprint,
+        "data": [table.examples.digest() for table in material],
+        "train": list(train),
+        "only": only and list(only),
+    }
+    steps = max(1, math.ceil(settings.epochs * sum(len(t.examples) for t in material) / settings.batch))
+    picks = _picks([len(t.examples) for t in material], steps, settings.batch, settings.seed_for_order, seed.kind)
+    loss_of = _language_loss if seed.kind == "decoder" else _vector_loss
+
+    def loss_at(step: int) -> Tensor:
+        return loss_of(unified, seed, material, picks[step], settings)
+
+    return descend(
+        unified, loss_at, steps, settings, what=what, train=train, only=only, workdir=workdir, progress=progress
+    )
+
+
+def descend(
+    unified: Any,
+    loss_at: Callable[[int], Tensor],
+    steps: int,
+    settings: JointSettings,
+    *,
+    what: Mapping[str, Any],
+    train: Sequence[Part] = ("router", "experts"),
+    only: Sequence[str] | None = None,
+    workdir: Path | None = None,
+    progress: Progress = SILENT,
+) -> JointResult:
+    """Train routers and experts of a unified model on any loss; experts move by LoRA, merged at the end."""
+    from cloister.unify.moe import Router, owners
+
+    unified.requires_grad_(False)
+    parameters: dict[str, nn.Parameter] = {}
+    if "router" in train:
+        for path, part in unified.named_modules():
+            if isinstance(part, Router):
+                parameters |= {f"{path}.{name}": p for name, p in part.named_parameters()}
+    rates = dict.fromkeys(parameters, settings.router_lr / settings.lr)
+    modules: list[str] = []
+    if "experts" in train:
+        first = int(unified.config.fallback)
+        chosen = {first + i for i, name in enumerate(owners(unified)) if only is None or name in only}
+        modules = expert_linears(unified, chosen)
+        parameters |= lora(unified, modules, settings.rank, settings.alpha, settings.seed_for_order)
+    for parameter in parameters.values():  # PEFT has frozen all but its own
+        parameter.requires_grad_(True)
+    loop = Loop(
+        parameters,
+        steps=steps,
+        settings=Descent(settings.lr, settings.warmup),
+        stamp=stamp(**what),
+        seed=settings.seed_for_order,
+        workdir=workdir,
+        keep_every=settings.keep_every,
+        rates=rates,
+    )
+    unified.train()
+    try:
+        loop.go(loss_at, progress=progress, what="Joint training")
+    finally:
+        merge(unified, modules)
+        unified.eval().requires_grad_(False)
+    return JointResult(loop.losses, loop.seconds)
+
+
+def expert_linears(unified: nn.Module, experts: set[int]) -> list[str]:
+    """Paths of the linear layers of these experts."""
+    from transformers.pytorch_utils import Conv1D
+
+    from cloister.unify.moe.blocks import EXPERT
+
+    found = [(n, EXPERT.match(n)) for n, m in unified.named_modules() if isinstance(m, nn.Linear | Conv1D)]
+    return [name for name, match in found if match and int(match["index"]) in experts]
+
+
+def merge(model: nn.Module, modules: Sequence[str]) -> None:
+    """Add what LoRA learned to the weights and take the factors out."""
+    for name in modules:
+        layer: Any = model.get_submodule(name)
+        layer.merge()
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer.get_base_layer())
+
+
+def routing_accuracy(
+    unified: Any, seed: Seed, examples_by_owner: Mapping[str, Examples], *, batch: int = 64
+) -> dict[str, float]:
+    """For each owner the share of real tokens, over all layers, that go to its own expert first."""
+    from cloister.unify.moe import owners
+
+    first = int(unified.config.fallback)
+    place = {name: first + i for i, name in enumerate(owners(unified))}
+    found: dict[str, float] = {}
+    for name, examples in examples_by_owner.items():
+        right, total = 0.0, 0.0
+        with torch.inference_mode():
+            for rows in batches_by_length(examples.inputs, batch):
+                inputs = seed.batch(_some(examples, rows))
+                with routes(unified) as weights:
+                    pooled(unified, inputs, seed.kind)
+                for layer in weights:
+                    hit = layer.argmax(-1) == place[name]
+                    real = inputs.get("attention_mask", torch.ones_like(hit)).bool()
+                    right, total = right + float(hit[real].sum()), total + float(real.sum())
+        found[name] = right / max(total, 1)
+    return found
+
+
+@contextmanager
+def routes(unified: nn.Module) -> Iterator[list[Tensor]]:
+    """The router weights (batch, tokens, experts) of the passes inside, layer by layer, with their gradients."""
+    from cloister.unify.moe import Router
+
+    seen: list[Tensor] = []
+    handles = [
+        part.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+        for part in unified.modules()
+        if isinstance(part, Router)
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# ---------------------------------------------------------------- one step
+
+
+@dataclass(frozen=True)
+class _Table:
+    """One owner's proxies, ready to train on; for texts with second halves and cuts behind the proxies themselves."""
+
+    expert: int
+    examples: Examples
+    state: State
+    extra: dict[int, list[str]] = field(default_factory=dict)  # row -> further texts of it
+    vectors: dict[str, Tensor] | None = None  # text -> the teacher's vector
+    images: Tensor | None = None
+
+
+def _material(
+    unified: Any,
+    seed: Seed,
+    proxies_by_owner: Mapping[str, Examples],
+    teachers: Mapping[str, State],
+    settings: JointSettings,
+    others: Examples | None,
+) -> list[_Table]:
+    from cloister.unify.moe import owners
+
+    first = int(unified.config.fallback)
+    place = {name: first + i for i, name in enumerate(owners(unified))}
+    if unknown := sorted(set(proxies_by_owner) - set(place)) + sorted(set(proxies_by_owner) - set(teachers)):
+        raise UsageError(f"{unknown[0]} sent proxies but has no expert in this model, or no teacher was given.")
+    if others is not None and not first:
+        raise UsageError("Examples that nobody chose need a model with a fallback.")
+    sets = [(place[name], examples, teachers[name]) for name, examples in proxies_by_owner.items()]
+    sets += [] if others is None else [(0, others, {})]
+    tables = []
+    for expert, examples, state in sets:
+        if seed.kind == "decoder":
+            tables.append(_Table(expert, examples, state))
+            continue
+        teacher = with_state(seed, state)
+        if seed.kind == "vision":
+            tables.append(_Table(expert, examples, state, images=seed.encode_all(teacher, examples.pixels())))
+            continue
+        extra = _extra(examples, settings)
+        texts = sorted({*examples.texts(), *(text for row in extra.values() for text in row)})
+        vectors = seed.encode_all(teacher, texts)
+        tables.append(_Table(expert, examples, state, extra, dict(zip(texts, vectors, strict=True))))
+    return tables
+
+
+def _extra(examples: Examples, settings: JointSettings) -> dict[int, list[str]]:
+    draw = np.random.default_rng(settings.seed_for_order)
+    found: dict[int, list[str]] = {}
+    for row, text in enumerate(examples.texts()):
+        target = examples.target(row)
+        found[row] = [] if target is None else [second(target)]
+        words = text.split()
+        length = int(draw.integers(1, 5))
+        if settings.cut and len(words) > length:
+            start = int(draw.integers(0, len(words) - length + 1))
+            found[row].append(" ".join(words[start : start + length]))
+    return found
+
+
+def _picks(sizes: Sequence[int], steps: int, batch: int, seed: int, kind: str) -> list[list[tuple[int, int]]]:
+    """For each step (table, row) pairs; for language all of one table, since each has a teacher of its own."""
+    pairs = [(table, row) for table, size in enumerate(sizes) for row in range(size)]
+    if kind != "decoder":
+        needed = order(len(pairs), math.ceil(steps * batch / len(pairs)), seed)
+        return [[pairs[i] for i in needed[s * batch : (s + 1) * batch]] for s in range(steps)]
+    draw = np.random.default_rng(seed)
+    chosen = draw.choice(len(sizes), steps, p=np.array(sizes) / sum(sizes))
+    return [[(int(t), int(r)) for r in draw.choice(sizes[t], min(batch, sizes[t]), replace=False)] for t in chosen]
+
+
+def _vector_loss(
+    unified: Any, seed: Seed, material: Sequence[_Table], picks: Sequence[tuple[int, int]], settings: JointSettings
+) -> Tensor:
+    if seed.kind == "vision":
+        images = np.stack([material[t].examples.pixels()[row] for t, row in picks])
+        wanted = torch.stack([material[t].images[row] for t, row in picks])  # type: ignore[index]
+        experts = torch.tensor([material[t].expert for t, _ in picks])
+        vectors, route = _pass(unified, seed, seed.batch(images), experts)
+        teacher = (1 - (vectors * wanted).sum(-1)).mean()
+        return settings.teacher_weight * SCALE * teacher + settings.route_weight * route
+    entries: list[tuple[str, int]] = []  # (text, table)
+    pairs: list[tuple[int, int]] = []  # places of the two halves
+    for table, row in picks:
+        text, place = material[table].examples.texts()[row], len(entries)
+        entries.append((text, table))
+        entries += [(other, table) for other in material[table].extra[row]]
+        if material[table].examples.target(row) is not None:
+            pairs.append((place, place + 1))
+    wanted = torch.stack([material[t].vectors[text] for text, t in entries])  # type: ignore[index]
+    experts = torch.tensor([material[t].expert for _, t in entries])
+    vectors, route = torch.empty(len(entries), seed.hidden), torch.zeros(())
+    parts = list(batches_by_length([text for text, _ in entries], 16))
+    found = []
+    for rows in parts:
+        part, part_route = _pass(unified, seed, seed.tokens([entries[i][0] for i in rows]), experts[rows])
+        found.append(part)
+        route = route + part_route * len(rows) / len(entries)
+    vectors = torch.cat(found)[torch.tensor([i for rows in parts for i in rows]).argsort()]
+    loss = settings.teacher_weight * SCALE * (1 - (vectors * wanted).sum(-1)).mean() + settings.route_weight * route
+    if settings.public_weight and len(pairs) > 1:
+        left, right = (vectors[torch.tensor(side)] for side in zip(*pairs, strict=True))
+        loss = loss + settings.public_weight * functional.cross_entropy(
+            SCALE * left @ right.T, torch.arange(len(pairs))
+        )
+    return loss
+
+
+def _pass(unified: Any, seed: Seed, batch: Batch, experts: Tensor) -> tuple[Tensor, Tensor]:
+    """The vectors of a batch, and how far its routes are from the wanted experts."""
+    with routes(unified) as weights:
+        vectors = pooled(unified, batch, seed.kind)
+    return vectors, route_loss(weights, experts, batch.get("attention_mask"))
+
+
+def route_loss(weights: Sequence[Tensor], experts: Tensor, real: Tensor | None) -> Tensor:
+    """Mean over layers and real tokens of -log of the wanted expert's weight."""
+    total = torch.zeros(())
+    for layer in weights:
+        own = layer.gather(-1, experts.reshape(-1, 1, 1).expand(-1, layer.shape[1], 1)).squeeze(-1)
+        missed = -own.clamp(min=1e-9).log()
+        total = total + (missed.mean() if real is None else (missed * real).sum() / real.sum())
+    return total / len(weights)
+
+
+def _language_loss(
+    unified: Any, seed: Seed, material: Sequence[_Table], picks: Sequence[tuple[int, int]], settings: JointSettings
+) -> Tensor:
+    table = material[picks[0][0]]
+    batch = seed.tokens([table.examples.texts()[row] for _, row in picks])
+    real = batch["attention_mask"][:, 1:].bool()
+    with routes(unified) as weights:
+        logits = unified(**batch, use_cache=False).logits[:, :-1][real].float()
+    with torch.no_grad():
+        taught = torch.func.functional_call(seed.model, dict(table.state), kwargs={**batch, "use_cache": False})
+        wanted = functional.log_softmax(taught.logits[:, :-1][real].float(), dim=-1)
+    own = functional.log_softmax(logits, dim=-1)
+    teacher = functional.kl_div(own, wanted, log_target=True, reduction="batchmean")
+    public = functional.nll_loss(own, batch["input_ids"][:, 1:][real])
+    experts = torch.full((len(picks),), table.expert)
+    route = route_loss(weights, experts, batch["attention_mask"])
+    return settings.teacher_weight * teacher + settings.public_weight * public + settings.route_weight * route
+
+
+def _some(examples: Examples, rows: Sequence[int]) -> Any:
+    return examples.pixels()[list(rows)] if examples.kind == "image" else [examples.texts()[i] for i in rows]

@@ -1,0 +1,261 @@
+"""What a routed block must know beside its input: which tokens are real, and what came before them.
+
+A forward pass of the whole model describes itself in a `Pass`. It lives in a context variable, so that two threads with
+one model do not see each other's, and is set by hooks on the model's backbone, so that it is there however the backbone
+is called.
+
+The running sums of a causal router are kept in the KV cache, behind the model's own layers, as if they were keys of one
+head: one vector of (experts + 1) numbers a token. Whatever is done to a cache (reordering for beams, cropping,
+repeating, selecting rows) is so done to them too. A cache that cannot take such layers is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cloister.errors import InvalidParameter, UnsupportedParameter
+
+CACHES = "DynamicCache, StaticCache (neither offloaded), QuantizedCache, and the cache of `cloister serve`"
+
+
+@dataclass
+class Routes:
+    """What `record` collected: router weights [batch, tokens, experts] layer by layer, pass after pass, and for each of
+    them which tokens were real ([batch, tokens], or None: all)."""
+
+    weights: list[Tensor] = field(default_factory=list)
+    real: list[Tensor | None] = field(default_factory=list)
+
+
+@dataclass
+class Pass:
+    """One forward pass of the backbone."""
+
+    real: Tensor | None = None  # [batch, tokens] of this pass, true for real tokens; None: all are real
+    cache: Any = None  # the KV cache, which also keeps the router's running sums
+    layers: int = 0  # the model's own layers in the cache, behind which the router's begin
+    routes: Routes | None = None  # where to note the router's weights
+    owner: nn.Module | None = None
+    token: Token[Pass | None] | None = None
+
+
+_now: ContextVar[Pass | None] = ContextVar("cloister_pass", default=None)
+_recording: ContextVar[Routes | None] = ContextVar("cloister_routes", default=None)
+
+
+def current() -> Pass:
+    """The pass that is going on; outside of one, a pass in which every token is real."""
+    return _now.get() or Pass()
+
+
+@contextmanager
+def record() -> Iterator[Routes]:
+    """Collect the router weights of the passes inside."""
+    routes = Routes()
+    token = _recording.set(routes)
+    try:
+        yield routes
+    finally:
+        _recording.reset(token)
+
+
+@contextmanager
+def passing(details: Pass | None) -> Iterator[None]:
+    """Make `details` the pass that is going on."""
+    token = _now.set(details)
+    try:
+        yield
+    finally:
+        _now.reset(token)
+
+
+def checkpointing(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradient checkpointing that computes a layer the second time knowing what it knew the first time."""
+
+    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        details, runs = _now.get(), 0
+
+        def inside(*inner: Any, **more: Any) -> Any:
+            nonlocal runs
+            runs += 1
+            again = details is not None and runs > 1
+            with passing(replace(details, routes=None) if again and details else details):
+                return function(*inner, **more)
+
+        return checkpoint(inside, *args, **kwargs)
+
+    return call
+
+
+# ---- the backbone's hooks -----------------------------------------------------------------------------------------
+
+
+def watch(backbone: nn.Module) -> None:
+    """Let every call of the backbone describe itself to the routed blocks in it."""
+    backbone.register_forward_pre_hook(_begin, with_kwargs=True)
+    backbone.register_forward_hook(_end, always_call=True)
+
+
+def _begin(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    bound = _signature(type(module)).bind_partial(module, *args, **kwargs)
+    given = {**bound.arguments, **bound.arguments.get("kwargs", {})}
+    details = Pass(owner=module, routes=_recording.get(), layers=int(getattr(module.config, "num_hidden_layers", 0)))
+    if module.config.context == "prefix":
+        details.cache = given.get("past_key_values")
+        if module.training and any(getattr(part, "gradient_checkpointing", False) for part in module.modules()):
+            details.cache = None  # transformers drops the cache too
+        elif details.cache is None and _wants_cache(module, given):
+            from transformers import DynamicCache
+
+            details.cache = DynamicCache(config=module.config)
+            place = list(_signature(type(module)).parameters).index("past_key_values") - 1  # `self` is not among args
+            if place < len(args):
+                args = (*args[:place], details.cache, *args[place + 1 :])
+            else:
+                kwargs = {**kwargs, "past_key_values": details.cache}
+        if details.cache is not None:
+            check_cache(details.cache, details.layers)
+    if module.config.context != "none":
+        details.real = _real_tokens(given, details.cache)
+    details.token = _now.set(details)
+    return args, kwargs
+
+
+def _end(module: nn.Module, args: Any, output: Any) -> None:
+    details = _now.get()
+    if details is not None and details.owner is module and details.token is not None:
+        _now.reset(details.token)
+
+
+@cache
+def _signature_of(forward: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(forward)
+
+
+def _signature(kind: Any) -> inspect.Signature:
+    return _signature_of(kind.forward)
+
+
+def _wants_cache(module: Any, given: dict[str, Any]) -> bool:
+    if "past_key_values" not in _signature(type(module)).parameters:
+        return False
+    wanted = given.get("use_cache")
+    return bool(getattr(module.config, "use_cache", False) if wanted is None else wanted)
+
+
+# ---- which tokens are real ----------------------------------------------------------------------------------------
+
+
+def _real_tokens(given: dict[str, Any], cache: Any) -> Tensor | None:
+    first = next((given[k] for k in ("input_ids", "inputs_embeds") if given.get(k) is not None), None)
+    if first is None:
+        return None  # images: every patch is real
+    if (told := getattr(cache, "real_tokens", None)) is not None:
+        return told()
+    mask, count = given.get("attention_mask"), first.shape[1]
+    if isinstance(mask, dict):
+        mask = mask.get("full_attention", next(iter(mask.values()), None))
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
+        raise InvalidParameter(
+            "A unified model's router must know which tokens are real, and this attention mask does not tell.",
+            advice="Give it as [batch, tokens] with 1 for real tokens.",
+            param="attention_mask",
+        )
+    past = 0 if cache is None else cache.get_seq_length()
+    if mask.dim() == 2:
+        if not isinstance(past, Tensor):
+            if mask.shape[1] < past + count:
+                raise InvalidParameter(
+                    f"The attention mask has {mask.shape[1]} columns for {past + count} tokens, cached ones included.",
+                    param="attention_mask",
+                )
+            return mask[:, past : past + count].bool()
+        return mask.index_select(1, _places(past, count, mask.shape[1], mask.device)).bool()
+    # [batch, heads, queries, keys]: a real token may attend to itself, whatever else the mask hides
+    columns = _places(past, count, mask.shape[3], mask.device)
+    diagonal = mask[:, 0, torch.arange(count, device=mask.device), columns]
+    return diagonal if diagonal.dtype == torch.bool else diagonal >= 0
+
+
+def _places(past: Any, count: int, width: int, device: torch.device) -> Tensor:
+    """Columns of the tokens of this pass. A sliding window that is full keeps them at its end."""
+    start = torch.as_tensor(past, device=device).clamp(max=width - count)
+    return start + torch.arange(count, device=device)
+
+
+# ---- running sums in the cache ------------------------------------------------------------------------------------
+
+
+def check_cache(cache: Any, layers: int) -> None:
+    """Refuse a cache that cannot keep running sums, or that was filled without them."""
+    held = getattr(cache, "layers", None)
+    if not isinstance(held, list) or getattr(cache, "offloading", False):
+        kind = f"{type(cache).__name__}{' with offloading' if isinstance(held, list) else ''}"
+        raise UnsupportedParameter(
+            f"This model's router keeps running sums in the KV cache, and a {kind} has no place for them.",
+            advice=f"Use one of: {CACHES}. A model built with context 'none' takes any cache.",
+            param="past_key_values",
+        )
+    if len(held) <= layers and int(cache.get_seq_length()):
+        raise UnsupportedParameter(
+            "This KV cache was filled without the running sums of this model's router.",
+            advice="Begin with an empty cache, or one that this model returned.",
+            param="past_key_values",
+        )
+
+
+def continued(sums: Tensor, cache: Any, layer: int, layers: int) -> Tensor:
+    """Add to `sums` [batch, tokens, numbers] what the cache holds of earlier tokens, and leave them there in turn."""
+    kept = _kept(cache, layers + layer, layers)
+    earlier = _last(kept)
+    if earlier is not None:
+        sums = sums + earlier.to(sums.dtype)
+    entry = sums.unsqueeze(1)
+    kept.update(entry, entry[..., :0])
+    return sums
+
+
+def _kept(cache: Any, index: int, layers: int) -> Any:
+    from transformers.cache_utils import DynamicLayer, StaticLayer
+
+    held = cache.layers
+    while len(held) < layers:  # a cache that makes its layers when they are needed
+        held.append((cache.layer_class_to_replicate or DynamicLayer)())
+    while len(held) <= index:
+        # a window shortens what attention looks back on, not the past that the router averages over
+        longest = max(
+            (one.max_cache_len for one in held[:layers] if isinstance(one, StaticLayer) and not one.is_sliding),
+            default=0,
+        )
+        held.append(StaticLayer(max_cache_len=longest) if longest else DynamicLayer())
+    return held[index]
+
+
+def _last(kept: Any) -> Tensor | None:
+    """The entry of the last token [batch, 1, numbers]; None where there is none yet."""
+    from transformers.cache_utils import StaticLayer
+
+    if hasattr(kept, "last_entry"):
+        found: Tensor = kept.last_entry()
+        return found
+    if isinstance(kept, StaticLayer):
+        if not kept.is_initialized:
+            return None
+        length = kept.cumulative_length  # a tensor: nothing here waits for the device
+        found = kept.keys[:, 0].index_select(1, (length - 1).clamp(min=0).reshape(1))
+        return torch.where(length > 0, found, torch.zeros_like(found))
+    if not kept.get_seq_length():
+        return None
+    last: Tensor = kept.keys[:, 0, -1:, :]
+    return last
