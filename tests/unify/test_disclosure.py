@@ -1,0 +1,292 @@
+"""The disclosure report: what leaves carries neither the number nor the texts of the private data."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cloister.errors import NotAvailable, UsageError, WouldRevealSecret
+from cloister.unify.disclosure import accounting, membership, proxies, report
+from cloister.unify.disclosure.accounting import Bound, Gaussian, NotDependent, NotPrivate, Release, Stated, total
+from cloister.unify.disclosure.measures import Estimate, auc, rate_at, separation, share
+
+COUNT = 1387
+TEXTS = tuple(f"please transfer {number} pounds to my aunt" for number in range(COUNT))
+
+
+def a_report(bound: Bound) -> report.Report:
+    draw = np.random.default_rng(0)
+    member = np.arange(2 * COUNT) < COUNT
+    scores = draw.normal(size=2 * COUNT) + member
+    found = separation(scores, member)
+    leak = membership.Leak(found, found, 16, False, False, scores, member, np.arange(2 * COUNT))
+    return report.Report(
+        (
+            report.Item("proxy ids", figures=(report.Figure("regions betrayed", 0.9137, Estimate(0.91, 0.87, 0.95)),)),
+            report.Item(
+                "expert weights", figures=report.membership_figures(leak), notes=(f"{COUNT} examples", TEXTS[0])
+            ),
+            report.Item("routing vectors", leaves=False, depends=False),
+        ),
+        bound,
+        leak=leak,
+    )
+
+
+NO_BOUND = Bound(reasons=("the expert was trained without differential privacy",))
+
+
+def test_what_leaves_has_no_count_and_no_text(tmp_path: Path) -> None:
+    a_report(NO_BOUND).write(tmp_path / "home", tmp_path / "leaves", count=COUNT, texts=TEXTS)
+    for path in (tmp_path / "leaves").iterdir():
+        text = path.read_text()
+        assert str(COUNT) not in re.sub(r"[,_ ]", "", text)
+        assert not any(one in text for one in TEXTS)
+    assert str(COUNT) in (tmp_path / "home" / "disclosure.json").read_text()
+    assert (tmp_path / "home" / "disclosure.json").stat().st_mode & 0o077 == 0
+    assert "<table>" in (tmp_path / "home" / "disclosure.html").read_text()
+
+
+def test_figures_leave_in_coarse_steps() -> None:
+    shared = a_report(NO_BOUND).shared()
+    values = [f["value"] for item in shared["artefacts"] for f in item.get("figures", {}).values()]
+    assert len(values) == 4
+    assert all(abs(v / report.STEP - round(v / report.STEP)) < 1e-9 for v in values)
+    assert shared["differential_privacy"] == "none"
+
+
+def test_nothing_measured_leaves_beside_a_bound() -> None:
+    """A figure measured on private data is not covered by the noise of the other parts."""
+    shared = a_report(Bound(3.142, 1e-5)).shared()
+    assert shared["differential_privacy"]["epsilon"] == 3.2
+    assert not any("figures" in item for item in shared["artefacts"])
+
+
+@pytest.mark.parametrize("text", [f'{{"rows": {COUNT}}}', "1,387 examples", f"as in: {TEXTS[7].upper()}"])
+def test_a_report_that_tells_is_refused(text: str) -> None:
+    with pytest.raises(WouldRevealSecret):
+        report.check_leaving(text, count=COUNT, texts=TEXTS)
+
+
+def test_a_report_says_what_was_not_measured() -> None:
+    assert any("read out of the weights" in one for one in a_report(NO_BOUND).shared()["not_measured"])
+    item = report._shared_item(report.Item("expert weights"), figures=True)
+    assert item["figures"] == "not measured"
+
+
+# ---- measures --------------------------------------------------------------------------------------------------------
+
+
+def test_auc_is_that_of_all_pairs() -> None:
+    draw = np.random.default_rng(1)
+    yes, no = draw.integers(0, 9, 40).astype(float), draw.integers(2, 11, 30).astype(float)
+    slow = np.mean([(a > b) + (a == b) / 2 for a in yes for b in no])
+    assert auc(yes, no) == pytest.approx(slow)
+
+
+def test_the_rate_allows_one_in_a_hundred() -> None:
+    no = np.arange(200.0)
+    assert rate_at(np.array([196.0, 197.0, 198.0, 199.0, 300.0]), no) == pytest.approx(3 / 5)
+
+
+def test_the_interval_covers_guessing() -> None:
+    draw = np.random.default_rng(2)
+    held = sum(separation(draw.normal(size=300), np.arange(300) < 150, seed=n).auc.holds(0.5) for n in range(20))
+    assert held >= 16
+
+
+def test_a_share_has_an_interval() -> None:
+    assert share(0, 10).low == 0
+    assert 0.25 < share(0, 10).high < 0.35
+
+
+# ---- membership ------------------------------------------------------------------------------------------------------
+
+ROWS, WIDTH = 120, 200
+_draw = np.random.default_rng(0)
+X, Y = _draw.normal(size=(ROWS, WIDTH)), _draw.integers(0, 2, ROWS) * 2 - 1
+
+
+def _log_p(margins: np.ndarray) -> np.ndarray:
+    return -np.logaddexp(0, -margins)
+
+
+def overfit(rows: np.ndarray) -> membership.Scorer:
+    """A linear classifier of random labels with more weights than rows: it can only memorise."""
+    weights = np.zeros(WIDTH)
+    for _ in range(100):
+        pull = Y[rows] / (1 + np.exp(Y[rows] * (X[rows] @ weights)))
+        weights += 0.5 * (X[rows] * pull[:, None]).mean(0)
+    return lambda at: _log_p(Y[at] * (X[at] @ weights))
+
+
+def test_an_overfitted_model_is_caught() -> None:
+    found = membership.attack(overfit, ROWS)
+    assert found.likelihood.auc.low > 0.9
+    assert found.likelihood.tpr is not None and found.likelihood.tpr.low > 0.1
+    assert found.loss.auc.low > 0.8
+    assert not found.quick
+
+
+def test_the_expert_that_leaves_can_be_the_target() -> None:
+    member = np.arange(ROWS) < ROWS // 2
+    found = membership.attack(overfit, ROWS, target=overfit(np.flatnonzero(member)), member=member)
+    assert found.own_expert and found.likelihood.auc.low > 0.85
+
+
+def test_a_model_that_never_saw_the_data_gives_nothing_away() -> None:
+    draw = np.random.default_rng(3)
+
+    def never(_: np.ndarray) -> membership.Scorer:
+        weights = draw.normal(size=WIDTH) / 20
+        return lambda at: _log_p(Y[at] * (X[at] @ weights))
+
+    found = membership.attack(never, ROWS)
+    assert abs(found.likelihood.auc.value - 0.5) < 0.06
+    assert abs(found.loss.auc.value - 0.5) < 0.06
+
+
+def test_quick_says_so() -> None:
+    found = membership.attack(overfit, ROWS, quick=True)
+    assert found.quick and found.references == membership.QUICK
+    assert any("Quick" in one for one in found.caveats())
+
+
+def test_a_killed_attack_goes_on(tmp_path: Path) -> None:
+    trained: list[int] = []
+
+    def train(rows: np.ndarray, most: int = 3) -> membership.Scorer:
+        if len(trained) == most:
+            raise KeyboardInterrupt
+        trained.append(len(rows))
+        return overfit(rows)
+
+    with pytest.raises(KeyboardInterrupt):
+        membership.attack(train, ROWS, quick=True, workdir=tmp_path, stamp="a")
+    damaged = next(tmp_path.rglob("1.npy"))
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    again = membership.attack(lambda rows: train(rows, 99), ROWS, quick=True, workdir=tmp_path, stamp="a")
+    assert len(trained) == 3 + 1 + 2  # the damaged one and the two that were left
+    assert np.array_equal(again.scores, membership.attack(overfit, ROWS, quick=True).scores)
+
+
+def test_a_confident_model_keeps_its_logits_apart() -> None:
+    assert np.isfinite(membership.scaled_logit(np.array([0.0, -1e-15, -800.0]))).all()
+    assert membership.scaled_logit(np.log([0.5, 0.9])) == pytest.approx([0, np.log(9)])
+
+
+# ---- proxies ---------------------------------------------------------------------------------------------------------
+
+
+def test_proxies_near_a_class_betray_it() -> None:
+    draw = np.random.default_rng(4)
+    centres = draw.normal(size=(12, 20)) * 2
+    classes = [c + draw.normal(size=(30, 20)) for c in centres]
+    public = np.concatenate([c + draw.normal(size=(80, 20)) for c in centres])
+    held = np.arange(12) < 5
+    chosen = np.concatenate([np.arange(80 * c, 80 * c + 20) for c in range(5)])
+    scores = proxies.rank_classes(public[chosen], public, classes)
+    assert proxies.classes_betrayed(scores, held).value > 0.95
+    regions = proxies.clusters(public, 12)
+    found = proxies.regions_betrayed(regions, chosen, np.concatenate(classes[:5]))
+    assert found is not None and found.value > 0.9
+    nothing = proxies.regions_betrayed(regions, draw.permutation(len(public))[:100], np.concatenate(classes[:5]))
+    assert nothing is not None and nothing.value < 0.9
+
+
+def test_own_records_in_the_public_set() -> None:
+    rows = proxies.shared_records(["My  Card is lost", "x"], ["a", "my card is LOST", "b"])
+    assert rows.tolist() == [1]
+    found = proxies.chosen_more([*range(40), 60, 61], np.arange(50), np.arange(50, 100))
+    assert found.betrays and found.own.value == 0.8
+
+
+def test_one_record_changes_the_choice() -> None:
+    changed, of = proxies.changed_without(lambda rows: [int(rows.sum()) % 50, 51, 52], 20)
+    assert changed == 1 and of == 3
+
+
+# ---- accounting ------------------------------------------------------------------------------------------------------
+
+
+def test_one_release_without_privacy_leaves_no_bound() -> None:
+    why = "the expert was trained without differential privacy"
+    found = total([Release("proxies", Stated(1, 1e-7)), Release("expert", NotPrivate(why))], 1e-5)
+    assert not found.holds and found.text() == f"No bound: {why}."
+
+
+def test_stated_parts_are_added() -> None:
+    parts = [Release("proxies", Stated(1, 1e-6)), Release("expert", Stated(2, 2e-6)), Release("v", NotDependent("so"))]
+    assert total(parts, 1e-5).epsilon == 3
+    assert not total(parts, 2e-6).holds
+    assert total([Release("v", NotDependent("made from proxies"))], 1e-5).epsilon == 0
+
+
+def test_neighbours_must_agree() -> None:
+    removed, replaced = Release("a", Stated(1, 1e-6)), Release("b", Stated(1, 1e-6), "replaced")
+    assert not total([removed, replaced], 1e-5).holds
+    assert total([removed, replaced], 1e-5, neighbours="replaced").epsilon == 3
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
+    with pytest.raises(NotAvailable, match=r"cloister\[dp\]"):
+        accounting.noise_for(1, 1e-5)
+
+
+def test_composition_is_that_of_dp_accounting() -> None:
+    pytest.importorskip("dp_accounting", reason="the optional extra `dp` is not installed")
+    noise = accounting.noise_for(2, 1e-5)
+    alone = total([Release("v", Gaussian(noise))], 1e-5).epsilon
+    both = total([Release("v", Gaussian(noise)), Release("p", Gaussian(noise))], 1e-5).epsilon
+    assert alone == pytest.approx(2, abs=0.01)
+    assert both == pytest.approx(total([Release("v", Gaussian(noise, times=2))], 1e-5).epsilon)
+    assert 2 * alone > both > alone
+    sampled = accounting.sampled_noise_for(4, 1e-5, rate=0.05, steps=100)
+    parts = [Release("e", accounting.SampledGaussian(sampled, 0.05, 100))]
+    assert total(parts, 1e-5).epsilon == pytest.approx(4, abs=0.05)
+    with pytest.raises(UsageError):
+        total(parts, 2.0)
+
+
+def test_the_report_is_json() -> None:
+    assert json.loads(json.dumps(a_report(NO_BOUND).shared()))["artefacts"][0]["artefact"] == "proxy ids"
+
+
+def test_a_real_expert_is_attacked_and_reported(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="PEFT is not installed")
+    import torch
+    from transformers import ViTConfig, ViTModel
+
+    from cloister.unify.disclosure import contribution
+    from cloister.unify.examples import Examples
+    from cloister.unify.experts import Settings
+    from cloister.unify.seeds import Seed
+    from cloister.unify.tasks import Images
+
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=8, patch_size=4
+    )
+    seed = Seed.of(ViTModel(config, add_pooling_layer=False))
+    draw = np.random.default_rng(0)
+
+    def images(count: int) -> Examples:
+        pixels = draw.integers(0, 256, (count, 3, 8, 8)).astype(np.uint8)
+        return Examples("image", tuple(map(str, range(count))), pixels, tuple("ab"[i % 2] for i in range(count)))
+
+    private, public = images(24), images(40)
+    task = Images(("a", "b"), draw.normal(size=(2, 16)).astype(np.float32))
+    found = contribution.of_contribution(
+        seed, task, private, public, [1, 5, 9, 30], Settings(epochs=1, rank=2), references=2, workdir=tmp_path
+    )
+    assert not found.bound.holds and len(found.bound.reasons) == 2
+    told = contribution.shared(found, count=len(private))
+    names = [name for item in told["artefacts"] for name in item.get("figures", {})]
+    assert "membership, likelihood ratio" in names
+    assert list(tmp_path.rglob("*.npy"))
+    assert any("Quick" in note for note in found.items[1].notes)
