@@ -79,8 +79,8 @@ def _add_clipped(total: list[Tensor], gradients: tuple[Tensor | None, ...], clip
 def _noise(dp: Any, rate: float, steps: int) -> tuple[float, float]:
     """The noise multiplier that keeps all steps within epsilon, and the epsilon that it gives."""
     try:
-        from opacus.accountants import RDPAccountant  # type: ignore[import-untyped]
-        from opacus.accountants.utils import get_noise_multiplier  # type: ignore[import-untyped]
+        from opacus.accountants import RDPAccountant
+        from opacus.accountants.utils import get_noise_multiplier
     except ImportError:
         raise NotAvailable(
             "Training with differential privacy needs Opacus.", advice="Install it: pip install opacus."

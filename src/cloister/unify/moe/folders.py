@@ -34,7 +34,7 @@ class StateFile(Mapping[str, Tensor]):
         try:
             opened: Any = safe_open(str(path), framework="pt")
             self._file = opened
-            self._names = tuple(list(self._file.keys()))
+            self._names = tuple(opened.keys())
         except (OSError, SafetensorError) as error:
             raise BrokenCheckpoint(f"{path} cannot be read: {error}.", advice="Ask for the file again.") from None
 
