@@ -32,6 +32,7 @@ class StandIn:
     def __init__(self, fail: Callable[[str], None] = lambda _: None) -> None:
         self.fail = fail
         self.done: list[str] = []
+        self.decisions = ""
 
     def _begin(self, name: str) -> None:
         self.fail(name)
@@ -50,7 +51,7 @@ class StandIn:
         return [json.loads(line)["id"] for line in (public / "examples.jsonl").read_text().splitlines()]
 
     def choose(
-        self, seed: Path, public: Path, private: Path, terms: Terms, workdir: Path, progress: Progress
+        self, seed: Path, public: Path, private: Path, owner: str, terms: Terms, workdir: Path, progress: Progress
     ) -> Sequence[str]:
         self._begin("choose")
         data = private.read_bytes()

@@ -1,81 +1,110 @@
-"""The disclosure report: what leaves carries neither the number nor the texts of the private data."""
+"""The disclosure report: what leaves is no function of private data, what stays is measured, bounds are added up."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cloister.errors import NotAvailable, UsageError, WouldRevealSecret
-from cloister.unify.disclosure import accounting, membership, proxies, report
-from cloister.unify.disclosure.accounting import Bound, Gaussian, NotDependent, NotPrivate, Release, Stated, total
+from cloister.errors import BrokenManifest, NotAvailable, UsageError
+from cloister.unify.disclosure import accounting, claims, measures, membership, proxies, report
+from cloister.unify.disclosure.accounting import Gaussian, NotDependent, NotPrivate, Release, Stated, total
+from cloister.unify.disclosure.claims import Done
 from cloister.unify.disclosure.measures import Estimate, auc, rate_at, separation, share
 
 COUNT = 1387
-TEXTS = tuple(f"please transfer {number} pounds to my aunt" for number in range(COUNT))
+PLAIN = (Done("proxy ids", "plain"), Done("expert weights", "plain"), Done("routing vectors", "absent"))
+PRIVATE = (
+    Done("proxy ids", "noise", 1.0, 1e-5, noise=4.0),
+    Done("expert weights", "stated", 4.0, 1e-5),
+    Done("routing vectors", "noise", 2.0, 1e-5, noise=2.2),
+)
 
 
-def a_report(bound: Bound) -> report.Report:
+def a_report(done: tuple[Done, ...]) -> report.Report:
     draw = np.random.default_rng(0)
     member = np.arange(2 * COUNT) < COUNT
     scores = draw.normal(size=2 * COUNT) + member
     found = separation(scores, member)
     leak = membership.Leak(found, found, 16, False, False, scores, member, np.arange(2 * COUNT))
-    return report.Report(
-        (
-            report.Item("proxy ids", figures=(report.Figure("regions betrayed", 0.9137, Estimate(0.91, 0.87, 0.95)),)),
-            report.Item(
-                "expert weights", figures=report.membership_figures(leak), notes=(f"{COUNT} examples", TEXTS[0])
-            ),
-            report.Item("routing vectors", leaves=False, depends=False),
-        ),
-        bound,
-        leak=leak,
+    betrayed = report.Figure("regions betrayed", 0.9137, Estimate(0.91, 0.87, 0.95))
+    items = (
+        report.Item("proxy ids", (betrayed,)),
+        report.Item("expert weights", report.membership_figures(leak, done[1]), (f"{COUNT} examples",)),
+        report.Item("routing vectors"),
     )
+    return report.Report(done, items, ("the weather",), 16, leak)
 
 
-NO_BOUND = Bound(reasons=("the expert was trained without differential privacy",))
+def test_the_page_that_stays(tmp_path: Path) -> None:
+    page = a_report(PLAIN).write(tmp_path / "home")
+    home = report.read(tmp_path / "home")
+    assert str(COUNT) in page.read_text() and "0.914 (0.870 to 0.950)" in page.read_text()
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "home").iterdir())
+    assert report.value(home, "regions betrayed") == 0.9137
+    assert report.value(home, "labels betrayed") is None
+    assert "the weather" in home["not_measured"]
+    cells = report.rows(home)
+    assert cells[0][0] == "proxy ids" and cells[0][-1] == "no limit"
+    assert cells[-1][:2] == ("no routing vectors", "nothing")
+    assert home["together"].startswith("No bound: the proxies were chosen without differential privacy; the expert")
+    (tmp_path / "home" / report.JSON).write_text("{")
+    with pytest.raises(BrokenManifest, match="cannot be read"):
+        report.read(tmp_path / "home")
 
 
-def test_what_leaves_has_no_count_and_no_text(tmp_path: Path) -> None:
-    a_report(NO_BOUND).write(tmp_path / "home", tmp_path / "leaves", count=COUNT, texts=TEXTS)
-    for path in (tmp_path / "leaves").iterdir():
-        text = path.read_text()
-        assert str(COUNT) not in re.sub(r"[,_ ]", "", text)
-        assert not any(one in text for one in TEXTS)
-    assert str(COUNT) in (tmp_path / "home" / "disclosure.json").read_text()
-    assert (tmp_path / "home" / "disclosure.json").stat().st_mode & 0o077 == 0
-    assert "<table>" in (tmp_path / "home" / "disclosure.html").read_text()
+def test_what_leaves_is_made_of_options_alone() -> None:
+    """Nothing but what the owner decided goes in, so nothing else comes out; and no number but epsilons."""
+    told = claims.public(PLAIN)
+    assert told["together"]["none"] == [claims.PLAIN["proxy ids"], claims.PLAIN["expert weights"]]
+    assert [one["leaves"] for one in told["artefacts"]] == [True, True, False]
+    numbers: list[float] = []
+    json.loads(json.dumps(told), parse_float=numbers.append, parse_int=numbers.append)
+    assert not numbers
 
 
-def test_figures_leave_in_coarse_steps() -> None:
-    shared = a_report(NO_BOUND).shared()
-    values = [f["value"] for item in shared["artefacts"] for f in item.get("figures", {}).values()]
-    assert len(values) == 4
-    assert all(abs(v / report.STEP - round(v / report.STEP)) < 1e-9 for v in values)
-    assert shared["differential_privacy"] == "none"
+def test_a_random_choice_needs_no_bound() -> None:
+    found = claims.together((Done("proxy ids", "independent"), PRIVATE[1], PLAIN[2]))
+    assert found.holds and (found.epsilon, found.delta) == (4.0, 1e-5)
 
 
-def test_nothing_measured_leaves_beside_a_bound() -> None:
-    """A figure measured on private data is not covered by the noise of the other parts."""
-    shared = a_report(Bound(3.142, 1e-5)).shared()
-    assert shared["differential_privacy"]["epsilon"] == 3.2
-    assert not any("figures" in item for item in shared["artefacts"])
+def test_what_leaves_with_noise_states_the_sum() -> None:
+    pytest.importorskip("dp_accounting", reason="the optional extra `dp` is not installed")
+    told = claims.public(PRIVATE)
+    assert told["together"]["delta"] == pytest.approx(2e-5)
+    both = total([PRIVATE[0].release(), PRIVATE[2].release()], 1e-5)
+    assert told["together"]["epsilon"] == pytest.approx(4.0 + both.epsilon)
+    assert [one["differential_privacy"]["epsilon"] for one in told["artefacts"]] == [1.0, 4.0, 2.0]
 
 
-@pytest.mark.parametrize("text", [f'{{"rows": {COUNT}}}', "1,387 examples", f"as in: {TEXTS[7].upper()}"])
-def test_a_report_that_tells_is_refused(text: str) -> None:
-    with pytest.raises(WouldRevealSecret):
-        report.check_leaving(text, count=COUNT, texts=TEXTS)
+def test_a_claim_is_what_the_step_wrote_down(tmp_path: Path) -> None:
+    for one in PRIVATE:
+        one.keep(tmp_path)
+    assert tuple(claims.kept(tmp_path, part) for part in claims.PARTS) == PRIVATE
+    path = tmp_path / claims.FOLDER / "proxy-ids.json"
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_text((tmp_path / claims.FOLDER / "expert-weights.json").read_text())
+    with pytest.raises(BrokenManifest, match="not about"):
+        claims.kept(tmp_path, "proxy ids")
+    path.write_text('{"part": "proxy ids"}')
+    with pytest.raises(BrokenManifest, match="damaged"):
+        claims.kept(tmp_path, "proxy ids")
+    path.unlink()
+    with pytest.raises(UsageError, match="Nothing says"):
+        claims.kept(tmp_path, "proxy ids")
 
 
-def test_a_report_says_what_was_not_measured() -> None:
-    assert any("read out of the weights" in one for one in a_report(NO_BOUND).shared()["not_measured"])
-    item = report._shared_item(report.Item("expert weights"), figures=True)
-    assert item["figures"] == "not measured"
+def test_what_no_attack_exceeds() -> None:
+    """Randomised response reaches the limit; the area is that under the rates."""
+    for epsilon, delta in ((0.5, 0.0), (1.0, 1e-5), (3.0, 0.01)):
+        few = np.linspace(0, 1, 20_001)
+        rates = np.array([measures.most_rate(epsilon, delta, float(x)) for x in few])
+        assert measures.most_auc(epsilon, delta) == pytest.approx(float(np.trapezoid(rates, few)), abs=1e-4)
+    truth = np.exp(1.0) / (1 + np.exp(1.0))
+    assert measures.most_rate(1.0, 0.0, 1 - truth) == pytest.approx(truth)
+    assert measures.most_auc(0.0, 0.0) == pytest.approx(0.5)
 
 
 # ---- measures --------------------------------------------------------------------------------------------------------
@@ -253,10 +282,6 @@ def test_composition_is_that_of_dp_accounting() -> None:
         total(parts, 2.0)
 
 
-def test_the_report_is_json() -> None:
-    assert json.loads(json.dumps(a_report(NO_BOUND).shared()))["artefacts"][0]["artefact"] == "proxy ids"
-
-
 def test_a_real_expert_is_attacked_and_reported(tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="PEFT is not installed")
     import torch
@@ -279,14 +304,23 @@ def test_a_real_expert_is_attacked_and_reported(tmp_path: Path) -> None:
         pixels = draw.integers(0, 256, (count, 3, 8, 8)).astype(np.uint8)
         return Examples("image", tuple(map(str, range(count))), pixels, tuple("ab"[i % 2] for i in range(count)))
 
-    private, public = images(24), images(40)
+    private, public = images(48), images(40)
+    public.pixels()[5:8] = private.pixels()[:3]  # own records that are public too; the first is chosen
     task = Images(("a", "b"), draw.normal(size=(2, 16)).astype(np.float32))
     found = contribution.of_contribution(
-        seed, task, private, public, [1, 5, 9, 30], Settings(epochs=1, rank=2), references=2, workdir=tmp_path
+        seed, task, private, public, [1, 5, 9, 30], Settings(epochs=1, rank=2), PLAIN, references=2, workdir=tmp_path
     )
-    assert not found.bound.holds and len(found.bound.reasons) == 2
-    told = contribution.shared(found, count=len(private))
-    names = [name for item in told["artefacts"] for name in item.get("figures", {})]
-    assert "membership, likelihood ratio" in names
+    home = found.home()
+    assert report.value(home, "membership, likelihood ratio") is not None
+    assert report.value(home, "direction of the mean") is not None
     assert list(tmp_path.rglob("*.npy"))
     assert any("Quick" in note for note in found.items[1].notes)
+    assert any("3 of your records also lie in the public set; 1 of them" in note for note in found.items[0].notes)
+    few = contribution.of_contribution(
+        seed, task, private.rows(range(20)), public, [1, 5], Settings(epochs=1, rank=2), PLAIN, references=2
+    )
+    assert few.leak is None and any("20 examples are too few" in one for one in few.not_measured)
+    none = contribution.of_contribution(
+        seed, task, private, public, [1, 5], Settings(epochs=1, rank=2), PLAIN, references=0
+    )
+    assert none.leak is None and any("not asked for" in one for one in none.not_measured)

@@ -1,7 +1,7 @@
-"""What leaves an owner, and what it reveals: measured before anything leaves.
+"""What leaves an owner, and what it reveals: known before anything leaves.
 
-    report = contribution.of_contribution(...)      # runs the attacks on one's own contribution
-    report.write(home, leaves, count=..., texts=...)    # a page that stays, and one that may go with the contribution
+    claims.public(done)                             # what was done, in fixed sentences: goes with the contribution
+    contribution.of_contribution(...).write(home)   # runs the attacks on one's own contribution: stays
 
 The attacks are in `membership`, `proxies` and `routing_vectors`; what differential privacy bounds is in `accounting`.
 """

@@ -109,13 +109,13 @@ class Bound:
         if self.epsilon == 0:
             return "Nothing that leaves depends on private data."
         return (
-            f"Everything together is ({self.epsilon:.3g}, {self.delta:.2g})-differentially private with respect to one "
+            f"Everything together is ({self.epsilon:.6g}, {self.delta:.2g})-differentially private with respect to one "
             f"example {self.neighbours}."
         )
 
 
 def total(releases: Sequence[Release], delta: float, *, neighbours: Neighbours = "added or removed") -> Bound:
-    """The bound of all releases together at this delta, or why there is none."""
+    """The bound of all releases together at this delta (epsilon rounded up to three places), or why there is none."""
     if not 0 < delta < 1:
         raise UsageError("Delta lies between 0 and 1.", advice="Usual is less than one over the number of examples.")
     reasons = [found for release in releases if (found := _against(release, neighbours))]
@@ -133,7 +133,7 @@ def total(releases: Sequence[Release], delta: float, *, neighbours: Neighbours =
     epsilon = math.fsum(part.epsilon for part in stated)
     if noisy:
         epsilon += _renyi(noisy, neighbours, left)
-    return Bound(epsilon, delta if stated or noisy else 0.0, neighbours)
+    return Bound(math.ceil(epsilon * 1000 - 1e-9) / 1000, delta if stated or noisy else 0.0, neighbours)
 
 
 def noise_for(epsilon: float, delta: float, *, times: int = 1) -> float:

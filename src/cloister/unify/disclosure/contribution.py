@@ -1,24 +1,27 @@
 """The report on one's own contribution: runs the attacks on a real seed, task and expert.
 
-    report = of_contribution(seed, task, private, public, chosen, settings, workdir=folder)
-    report.shared()     # for the contribution
+    found = of_contribution(seed, task, private, public, chosen, settings, done, workdir=folder)
+    found.write(folder)
 
-Membership is the expensive part: every reference expert is one more training. `references=0` leaves it out, and the
-report says that it was not measured.
+Membership is the expensive part: every reference expert is one more training, on half of at most `MOST_ROWS` of the
+private examples. `references=0` leaves it out, and the report says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from cloister.errors import DataError
 from cloister.progress import SILENT, Progress
-from cloister.unify.disclosure import accounting, membership, proxies, report
-from cloister.unify.disclosure.accounting import NotDependent, NotPrivate, Release, Stated
+from cloister.unify.disclosure import membership, proxies
+from cloister.unify.disclosure.claims import Done
+from cloister.unify.disclosure.report import Figure, Item, Report, membership_figures
 
 if TYPE_CHECKING:
     from cloister.unify.examples import Examples
@@ -26,10 +29,11 @@ if TYPE_CHECKING:
     from cloister.unify.seeds import Seed
     from cloister.unify.tasks import Task
 
-WITHOUT = {
-    "proxy ids": "the proxies were chosen without differential privacy",
-    "expert weights": "the expert was trained without differential privacy",
-}
+REFERENCES = membership.QUICK  # cheap; the report says that more would find more
+FEWEST = 40  # private examples with which a figure on membership says anything
+MOST_ROWS = 2000
+FEWEST_SHARED = 5  # private records in the public set from which shares are compared
+Vectors = NDArray[np.float32]
 
 
 def of_contribution(
@@ -39,60 +43,156 @@ def of_contribution(
     public: Examples,
     chosen: Sequence[int],
     settings: Settings,
+    done: tuple[Done, Done, Done],
     *,
-    references: int = membership.REFERENCES,
-    quick: bool = False,
-    selection: Release | None = None,
-    expert: Release | None = None,
-    vectors: Release | None = None,
-    delta: float = 1e-5,
+    sent: Vectors | None = None,
+    references: int = REFERENCES,
     workdir: Path | None = None,
     progress: Progress = SILENT,
-) -> report.Report:
-    """Measure what `chosen` (rows of the public set) and an expert trained with `settings` reveal.
-
-    `selection`, `expert` and `vectors` say what was done with differential privacy; None: nothing, and no private
-    vectors leave. The expert's own (epsilon, delta) is taken from `settings` where it trains with DP-SGD.
-    """
-    if expert is None and settings.dp is not None:
-        expert = Release("expert weights", Stated(settings.dp.epsilon, settings.dp.delta))
+) -> Report:
+    """Measure what `chosen` (rows of the public set), an expert trained with `settings` and the routing vectors `sent`
+    (layers, hidden) reveal. `done` says how the three were made."""
+    missed: list[str] = []
     public_vectors, private_vectors = (seed.vectors(one, progress=progress) for one in (public, private))
-    regions = proxies.clusters(public_vectors)
-    betrayed = proxies.regions_betrayed(regions, chosen, private_vectors)
-    figures = [] if betrayed is None else [report.Figure("regions betrayed", betrayed.value, betrayed)]
-    missed = [] if betrayed is not None else ["regions: the private data lie everywhere that the public set does"]
-    notes = []
-    if public.kind == "text":
-        own = proxies.shared_records(private.texts(), public.texts())
-        taken = len(set(map(int, chosen)) & set(own.tolist()))
-        if len(own):
-            notes.append(f"{len(own)} of your records also lie in the public set; {taken} of them were chosen.")
-    leak = None
-    if references:
-        leak = attack_expert(
-            seed, task, private, public.rows(chosen), settings,
-            references=references, quick=quick, workdir=workdir, progress=progress,
-        )  # fmt: skip
-        notes_of_expert = tuple(leak.caveats())
+    ids = _of_ids(seed, task, private, public, chosen, private_vectors, public_vectors, missed)
+    leak, notes = _of_weights(seed, task, private, public.rows(chosen), settings, references, workdir, progress, missed)
+    weights = Item("expert weights", membership_figures(leak, done[1]) if leak else (), tuple(notes))
+    sent_item = Item("routing vectors")
+    if sent is not None:
+        cosine = _direction_of_layers(seed, private, public, sent, progress)
+        sent_item = Item("routing vectors", (Figure("direction of the mean", cosine),))
+    return Report(done, (ids, weights, sent_item), tuple(missed), references, leak)
+
+
+# ---- proxy ids -------------------------------------------------------------------------------------------------------
+
+
+def _of_ids(
+    seed: Seed,
+    task: Task,
+    private: Examples,
+    public: Examples,
+    chosen: Sequence[int],
+    mine: Vectors,
+    theirs: Vectors,
+    missed: list[str],
+) -> Item:
+    figures, notes = [], []
+    picked = theirs[list(chosen)]
+    if (found := _labels(seed, task, private, picked, theirs)) is not None:
+        figures.append(found[0])
+        notes.append(found[1])
+    regions = proxies.regions_betrayed(proxies.clusters(theirs), chosen, mine)
+    if regions is None:
+        missed.append("regions: your data lie everywhere that the public set does, or nowhere more than it")
     else:
-        missed.append("membership in the expert's training data: reference experts were not asked for")
-        notes_of_expert = ()
-    items = (
-        report.Item("proxy ids", figures=tuple(figures), private=selection is not None, notes=tuple(notes)),
-        report.Item(
-            "expert weights", figures=report.membership_figures(leak) if leak else (), private=expert is not None,
-            notes=notes_of_expert,
-        ),
-        report.Item(
-            "routing vectors", leaves=vectors is not None, depends=vectors is not None, private=vectors is not None
-        ),
-    )  # fmt: skip
-    releases = [
-        selection or Release("proxy ids", NotPrivate(WITHOUT["proxy ids"])),
-        expert or Release("expert weights", NotPrivate(WITHOUT["expert weights"])),
-        vectors or Release("routing vectors", NotDependent("the coordinator makes them from the proxies and the seed")),
-    ]
-    return report.Report(items, accounting.total(releases, delta), tuple(missed), leak)
+        figures.append(Figure("regions betrayed", regions.value, regions))
+    middle = theirs.mean(0)
+    figures.append(Figure("direction of the mean", _cosine(picked.mean(0) - middle, mine.mean(0) - middle)))
+    own = _shared(private, public)
+    if len(own):
+        taken = len(set(map(int, chosen)) & set(own.tolist()))
+        notes.append(f"{len(own)} of your records also lie in the public set; {taken} of them were chosen.")
+    if len(own) >= FEWEST_SHARED:
+        alike = _alike(theirs, own)
+        found_more = proxies.chosen_more(chosen, own, alike)
+        gap = found_more.own.value - found_more.alike.value
+        figures.append(Figure("own records chosen", gap))
+        if found_more.betrays:
+            notes.append("Being chosen says that a public example is yours: leave such records out of your data.")
+    return Item("proxy ids", tuple(figures), tuple(notes))
+
+
+def _labels(seed: Seed, task: Task, private: Examples, picked: Vectors, public: Vectors) -> tuple[Figure, str] | None:
+    """Does the choice tell which of the round's labels, which everybody knows, the owner holds?"""
+    labels: tuple[str, ...] = getattr(task, "labels", ())
+    if len(labels) < 2:
+        return None
+    fixed = task.fixed(seed.model, seed)
+    vectors = getattr(task, "vectors", None) if fixed is None else fixed.detach().numpy()
+    if vectors is None:
+        return None
+    mine = set(private.targets or ())
+    held = np.array([label in mine for label in labels])
+    if held.all() or not held.any():
+        return None
+    scores = proxies.rank_classes(picked, public, [row[None] for row in np.asarray(vectors)])
+    betrayed = proxies.classes_betrayed(scores, held)
+    first = np.argsort(-scores)[: int(held.sum())]
+    named = [labels[i] for i in first if held[i]]
+    said = f"Of the {len(first)} labels that the choice points to most, {len(named)} are yours"
+    said += f": {', '.join(named[:5])}{', ...' if len(named) > 5 else ''}." if named else "."
+    return Figure("labels betrayed", betrayed.value, betrayed), said
+
+
+def _shared(private: Examples, public: Examples) -> NDArray[np.int64]:
+    """Rows of the public set that are private records too."""
+    if private.kind == "text":
+        return proxies.shared_records(private.texts(), public.texts())
+    have = {hashlib.sha256(one.tobytes()).digest() for one in private.pixels()}
+    same = [row for row, one in enumerate(public.pixels()) if hashlib.sha256(one.tobytes()).digest() in have]
+    return np.array(same, dtype=np.int64)
+
+
+def _alike(vectors: Vectors, own: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The nearest other public example of each own record: like it, and not the owner's."""
+    others = np.setdiff1d(np.arange(len(vectors)), own)
+    return np.unique(others[np.argmax(vectors[own] @ vectors[others].T, axis=1)])
+
+
+def _cosine(a: Vectors, b: Vectors) -> float:
+    return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-30))
+
+
+# ---- routing vectors -------------------------------------------------------------------------------------------------
+
+
+def _direction_of_layers(seed: Seed, private: Examples, public: Examples, sent: Vectors, progress: Progress) -> float:
+    """The mean over layers of how well the vectors that are sent point to the private mean."""
+    from cloister.unify.disclosure.routing_vectors import block_inputs
+
+    middle, mine = (block_inputs(seed, one, progress=progress).mean(0) for one in (public, private))
+    return float(np.mean([_cosine(a - c, b - c) for a, b, c in zip(sent, mine, middle, strict=True)]))
+
+
+# ---- expert weights --------------------------------------------------------------------------------------------------
+
+
+def _of_weights(
+    seed: Seed,
+    task: Task,
+    private: Examples,
+    chosen: Examples,
+    settings: Settings,
+    references: int,
+    workdir: Path | None,
+    progress: Progress,
+    missed: list[str],
+) -> tuple[membership.Leak | None, list[str]]:
+    what = "membership in the expert's training data"
+    if not references:
+        missed.append(f"{what}: reference experts were not asked for (--measure-references)")
+    elif len(private) < FEWEST:
+        missed.append(
+            f"{what}: {len(private)} examples are too few to measure it with, {FEWEST} are the least. Small sets leak "
+            "more than large ones"
+        )
+    else:
+        try:
+            leak = attack_expert(
+                seed, task, private, chosen, settings, references=references, workdir=workdir, progress=progress
+            )
+        except DataError as error:
+            missed.append(f"{what}: {error.message}")
+        else:
+            notes = leak.caveats()
+            if len(private) > MOST_ROWS:
+                notes.append(
+                    f"The attacked experts were trained on {MOST_ROWS // 2} of {MOST_ROWS} examples drawn from yours. "
+                    "Smaller sets leak more, so the figures are rather too high in this respect."
+                )
+            return leak, notes
+    return None, []
 
 
 def attack_expert(
@@ -103,7 +203,6 @@ def attack_expert(
     settings: Settings,
     *,
     references: int = membership.REFERENCES,
-    quick: bool = False,
     workdir: Path | None = None,
     progress: Progress = SILENT,
 ) -> membership.Leak:
@@ -112,17 +211,20 @@ def attack_expert(
     from cloister.unify.seeds import with_state
     from cloister.unify.training import stamp
 
+    if len(private) > MOST_ROWS:
+        private = private.rows(np.sort(np.random.default_rng(0).permutation(len(private))[:MOST_ROWS]))
+
     def train(rows: membership.Rows) -> membership.Scorer:
-        delta = train_expert(seed, task, private.rows(rows), proxy_examples, replace(settings)).delta
+        delta = train_expert(seed, task, private.rows(rows), proxy_examples, settings).delta
         return scorer(with_state(seed, apply_delta(seed, delta)), seed, task, private)
 
     name = stamp(
-        seed=seed.fingerprint, task=repr(task), private=private.digest(), settings=repr(settings),
+        seed=seed.fingerprint, task=task.key(), private=private.digest(), settings=repr(settings),
         proxies=proxy_examples and proxy_examples.digest(),
     )  # fmt: skip
     return membership.attack(
-        train, len(private), references=references, quick=quick, logits=seed.kind != "decoder", stamp=name,
-        workdir=workdir, progress=progress,
+        train, len(private), references=references, logits=seed.kind != "decoder", stamp=name, workdir=workdir,
+        progress=progress,
     )  # fmt: skip
 
 
@@ -139,19 +241,7 @@ def scorer(model: Any, seed: Seed, task: Task, examples: Examples, *, batch: int
                 at = rows[start : start + size]
                 told = task.predict(model, seed, examples, [int(i) for i in at], fixed)
                 right = told.log_probabilities.double().gather(1, told.right[:, None])[:, 0]
-                found[start : start + size] = right.mean() if size == 1 else right.numpy()
+                found[start : start + size] = (right.mean() if len(right) else 0.0) if size == 1 else right.numpy()
         return found
 
     return score
-
-
-def shared(found: report.Report, *, count: int, texts: Sequence[str] = ()) -> Mapping[str, Any]:
-    """The part that leaves, looked through for the count and the texts of the private data first."""
-    import json
-
-    told = found.shared()
-    bound = found.bound
-    report.check_leaving(
-        json.dumps(told) + report.markdown(told), count=count, texts=texts, allowed=(bound.epsilon, bound.delta)
-    )
-    return told

@@ -113,6 +113,19 @@ def separation(
     return Separation(area, Estimate(whole[1], float(low[1]), float(high[1])) if enough else None)
 
 
+def most_rate(epsilon: float, delta: float, few: float = FEW) -> float:
+    """True positives at `few` false ones that no attack exceeds under (epsilon, delta)-differential privacy."""
+    rise = math.exp(min(epsilon, 700))
+    return max(few, min(1.0, rise * few + delta, 1 - (1 - delta - few) / rise))
+
+
+def most_auc(epsilon: float, delta: float) -> float:
+    """The AUC that no attack exceeds under (epsilon, delta)-differential privacy: the area under `most_rate`."""
+    rise = math.exp(min(epsilon, 700))
+    bend = (1 - delta) / (1 + rise)  # where its two lines meet, (bend, 1 - bend)
+    return bend * (delta + 1 - bend) / 2 + (1 - delta - bend) * (2 - bend) / 2 + delta
+
+
 def share(count: int, of: int) -> Estimate:
     """A proportion with Wilson's 95 % interval."""
     if not 0 <= count <= of or not of:

@@ -38,6 +38,13 @@ def gaussian(count: int, deviation: float, *, insecure_seed: int | None = None) 
     return np.array([_gaussian(exact, below) for _ in range(count)], dtype=np.int64)
 
 
+def laplace(scale: int, *, insecure_seed: int | None = None) -> int:
+    """A whole number with probability proportional to exp(-|x| / scale): a count with it is 1/scale-private."""
+    if scale < 1:
+        raise UsageError("The noise needs a scale of at least 1.")
+    return _laplace(scale, source(insecure_seed))
+
+
 def _gaussian(variance: Fraction, below: Below) -> int:
     scale = math.isqrt(variance.numerator // variance.denominator) + 1
     top, bottom = variance.numerator, variance.denominator * scale

@@ -176,6 +176,7 @@ class PrivateVectors:
     release: accounting.Release
     epsilon: float
     delta: float
+    noise: float  # standard deviation over the sensitivity
     insecure: bool = False
 
 
@@ -212,6 +213,7 @@ def private_vectors(
         accounting.Release("routing vectors", accounting.Gaussian(sigma), neighbours),
         epsilon,
         delta,
+        sigma,
         insecure_seed is not None,
     )
 

@@ -56,6 +56,21 @@ class Standing:
         return len(self.taken) + len(self.awaited) < self.quorum
 
 
+def standing_of(recipe: Recipe, book: Book, at: datetime | None = None) -> Standing:
+    """Who has come, who is awaited and who is out. Looks only; `status` may ask while a coordinator is at work."""
+    at = at or now()
+    taken, awaited, out = [], [], []
+    for owner in sorted(recipe.owners, key=lambda owner: owner.name):
+        stage = book.entry(owner.name).stage
+        if stage in ("received", "built"):
+            taken.append(owner.name)
+        elif stage == "left" or at > recipe.deadline_of(owner):
+            out.append(owner.name)
+        else:
+            awaited.append(owner.name)
+    return Standing(tuple(taken), tuple(awaited), tuple(out), recipe.quorum)
+
+
 class Coordinator:
     """One round in one folder."""
 
@@ -100,6 +115,8 @@ class Coordinator:
         plain["owners"] = [*others, owner.model_dump(mode="json")]
         self._change(recipes.make(**plain), key)
         self.book.invite(owner.name)
+        if self.book.entry(owner.name).stage == "late" and now() < self.recipe.deadline_of(owner):
+            self.book.move(owner.name, "invited")
 
     def remove(self, name: str) -> None:
         """An owner leaves the round; what it sent is deleted."""
@@ -149,7 +166,7 @@ class Coordinator:
         if stage in ("received", "built", "left"):
             return name, self._again(name, source)
         if (at or now()) > self.recipe.deadline_of(owner):
-            self.book.move(name, "late")
+            self._late(name)
             return name, self.book.entry(name)
         own = self.folder / INBOX / name / "contribution"
         try:
@@ -214,21 +231,18 @@ class Coordinator:
 
     def standing(self, at: datetime | None = None) -> Standing:
         """Who has come and who is awaited; who is too late is written down as late."""
-        at = at or now()
-        taken, awaited, out = [], [], []
-        for owner in sorted(self.recipe.owners, key=lambda owner: owner.name):
-            stage = self.book.entry(owner.name).stage
-            over = at > self.recipe.deadline_of(owner)
-            if stage in ("received", "built"):
-                taken.append(owner.name)
-            elif stage == "left" or (stage == "refused" and over) or stage == "late":
-                out.append(owner.name)
-            elif over:
-                self.book.move(owner.name, "late")
-                out.append(owner.name)
-            else:
-                awaited.append(owner.name)
-        return Standing(tuple(taken), tuple(awaited), tuple(out), self.recipe.quorum)
+        found = standing_of(self.recipe, self.book, at)
+        for name in found.out:
+            if self.book.entry(name).stage not in ("refused", "late", "left"):
+                self._late(name)
+        return found
+
+    def _late(self, name: str) -> None:
+        """Its deadline is over. What it was doing then is what its people will ask."""
+        old = self.book.entry(name)
+        why = {"invited": "nothing came", "late": ""}.get(old.stage, f"it was {old.sentence()}")
+        if why:
+            self.book.move(name, "late", reasons=(why,))
 
     def build(
         self,

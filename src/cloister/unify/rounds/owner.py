@@ -52,7 +52,7 @@ def contribute(
         )
     book = begin(given, me, folder)
     work = folder / WORK
-    _same_as_before(book, private, work, folder / CONTRIBUTION, reconsider)
+    _same_as_before(book, private, steps.decisions, work, folder / CONTRIBUTION, reconsider)
     work.mkdir(mode=0o700, exist_ok=True)
     if not contribution_is_ready(folder, given, me):
         _work(given, me, private, folder, key, steps, book, progress)
@@ -74,7 +74,7 @@ def who(given: Invitation, key: Key) -> Owner:
 
 def begin(given: Invitation, me: Owner, folder: Path) -> Book:
     """The owner's state file, made if it is not there; `UsageError` if it is another round's."""
-    terms = given.recipe.terms.digest()
+    terms = given.recipe.terms_of(me).digest()
     key = PublicKey(given.recipe.coordinator).fingerprint
     if not (folder / STATE).exists():
         book = Book.begin(folder, State("owner", given.recipe.round, me.name))
@@ -98,8 +98,8 @@ def begin(given: Invitation, me: Owner, folder: Path) -> Book:
     return book
 
 
-def _same_as_before(book: Book, private: Path, work: Path, made: Path, reconsider: bool) -> None:
-    """A step that is not done again must not have been done with other data."""
+def _same_as_before(book: Book, private: Path, decisions: str, work: Path, made: Path, reconsider: bool) -> None:
+    """A step that is not done again must not have been done with other data, or otherwise than is asked for now."""
     found = data_digest(private)
     if book.state.private.get("data", found) != found:
         if not reconsider:
@@ -109,7 +109,17 @@ def _same_as_before(book: Book, private: Path, work: Path, made: Path, reconside
             )
         storage.remove(work)
         storage.remove(made)
+    elif book.state.private.get("decisions", decisions) != decisions:
+        if not reconsider:
+            raise UsageError(
+                f"This round was begun here with other decisions: {book.state.private['decisions']} instead of "
+                f"{decisions}.",
+                advice="Say the same as before, or --reconsider to begin anew.",
+            )
+        storage.remove(work)
+        storage.remove(made)
     book.remember("data", found)
+    book.remember("decisions", decisions)
 
 
 def data_digest(private: Path) -> str:
@@ -133,7 +143,7 @@ def contribution_is_ready(folder: Path, given: Invitation, me: Owner) -> bool:
 def _work(
     given: Invitation, me: Owner, private: Path, folder: Path, key: Key, steps: Steps, book: Book, progress: Progress
 ) -> None:
-    terms, public, work = given.recipe.terms, given.public, folder / WORK
+    terms, public, work = given.recipe.terms_of(me), given.public, folder / WORK
     seed = given.seed()
     book.move(me.name, "working", step="checking the seed")
     if (found := steps.fingerprint(seed)) != terms.seed.fingerprint:
@@ -151,7 +161,7 @@ def _work(
     step(
         "choosing public examples",
         chosen,
-        lambda: _keep_json(chosen, list(steps.choose(seed, public, private, terms, work, progress))),
+        lambda: _keep_json(chosen, list(steps.choose(seed, public, private, me.name, terms, work, progress))),
     )
     proxies = read_json(chosen, _MOST_OWN)
     step(

@@ -1,15 +1,22 @@
-"""The real steps of a round: seeds, selection, experts, reports and the unified model of `cloister.unify`."""
+"""The real steps of a round: seeds, selection, experts, reports and the unified model of `cloister.unify`.
+
+Each step of an owner writes down what it did about privacy (`disclosure.claims`), and the report is made from that.
+With an epsilon, private examples are encoded one at a time: padding to a longer neighbour changes the last bits of a
+vector, and a bound for one example must not depend on that.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cloister.errors import NotAvailable, UsageError
+from cloister.errors import NotAvailable, UsageError, WouldRevealSecret
 from cloister.progress import Progress
 
 from .recipe import Terms
@@ -23,14 +30,55 @@ class Privacy:
     epsilon: float = 0.0  # of the expert
     selection_epsilon: float = 0.0
     routing_epsilon: float = 0.0
-    delta: float = 1e-5
+    delta: float = 1e-5  # of each of them
+
+    def check(self) -> None:
+        """Before hours of work: whether these numbers are a guarantee, and what it takes is here."""
+        epsilons = (self.epsilon, self.selection_epsilon, self.routing_epsilon)
+        if not all(0 <= epsilon < 1000 for epsilon in epsilons) or not 0 < self.delta < 1:
+            raise UsageError(
+                "Differential privacy needs an epsilon from 0 (none) to 1000 and a delta between 0 and 1.",
+                advice="Usual are epsilons from 1 to 10, and a delta below one over the number of examples.",
+            )
+        needed = {"opacus": self.epsilon, "dp_accounting": self.selection_epsilon or self.routing_epsilon}
+        missing = [name for name, used in needed.items() if used and find_spec(name) is None]
+        if missing:
+            raise NotAvailable(
+                f"Differential privacy needs {' and '.join(missing)}, which this installation lacks.",
+                advice="pip install 'cloister[dp]'",
+            )
+
+    def text(self) -> str:
+        """The decisions in one line."""
+        parts = {"expert": self.epsilon, "selection": self.selection_epsilon, "routing vectors": self.routing_epsilon}
+        told = [f"{name} epsilon {value:g}" for name, value in parts.items() if value]
+        return f"{', '.join(told)}, delta {self.delta:g}" if told else "no differential privacy"
+
+
+DISCLOSURE = "disclosure"  # in an owner's working folder: the page that stays
 
 
 class RealSteps:
     """`Steps` with models. Checkpoints and public sets are read once."""
 
-    def __init__(self, privacy: Privacy | None = None, *, measure: bool = True) -> None:
-        self.privacy, self.measure = privacy or Privacy(), measure
+    def __init__(
+        self, privacy: Privacy | None = None, *, measure: bool = True, references: int | None = None,
+        max_membership: float = 1.0,
+    ) -> None:  # fmt: skip
+        """`measure`: attack one's own contribution, its weights with this many reference experts (0: all but those). An
+        expert that the attack does better on than `max_membership` (AUC) does not become a contribution."""
+        self.privacy, self.measure, self.max_membership = privacy or Privacy(), measure, max_membership
+        self.references = _part("disclosure.contribution").REFERENCES if references is None else references
+        if self.references == 1:
+            raise UsageError("One reference expert is no reference.", advice="Give 0, or at least 2.")
+        if max_membership < 1 and not (measure and self.references):
+            raise UsageError("What is not measured cannot be refused.", advice="Leave out --max-membership.")
+        self.privacy.check()
+
+    @property
+    def decisions(self) -> str:
+        """What the owner decided beyond the terms."""
+        return self.privacy.text()
 
     # What is read -----------------------------------------------------------------------------------------------------
 
@@ -57,25 +105,37 @@ class RealSteps:
     # An owner's -------------------------------------------------------------------------------------------------------
 
     def choose(
-        self, seed: Path, public: Path, private: Path, terms: Terms, workdir: Path, progress: Progress
+        self, seed: Path, public: Path, private: Path, owner: str, terms: Terms, workdir: Path, progress: Progress
     ) -> Sequence[str]:
         """The ids of the proxies, best first."""
-        selection = _part("selection.choose")
-        wanted, have = terms.selection, _public(public)
+        selection, claims = _part("selection.choose"), _part("disclosure.claims")
+        wanted, have, epsilon = terms.selection, _public(public), self.privacy.selection_epsilon
+        at_random = wanted.method == "random"
+        noisy = bool(epsilon) and not at_random
         settings = selection.Selection(
             method=wanted.method,
             pool=min(wanted.pool, len(have)),
             count=min(wanted.count, len(have)),
             tempering=wanted.tempering,
             gamma=wanted.gamma,
+            kernel=wanted.kernel,
             folds=wanted.folds,
             negatives=wanted.negatives,
-            seed_for_folds=wanted.seed_for_folds,
+            seed_for_folds=_draw(terms, owner) if at_random else wanted.seed_for_folds,
+            epsilon=epsilon if noisy else None,
+            delta=self.privacy.delta if noisy else None,
         )
         model = _seed(seed)
-        own = model.vectors(_examples(private), progress=progress)
         others = model.vectors(have, progress=progress)
+        own = others[:2] if at_random else model.vectors(_examples(private), progress=progress, **_alone(noisy))
         chosen = selection.choose(own, others, settings, progress=progress)
+        if noisy and chosen.privacy is None:
+            raise RuntimeError("the choice was to be private and was not")
+        done = claims.Done("proxy ids", "independent" if at_random else "plain")
+        if chosen.privacy is not None:
+            spent = chosen.privacy
+            done = claims.Done("proxy ids", "noise", spent.epsilon, spent.delta, noise=(2 * spent.rho) ** -0.5)
+        done.keep(workdir)
         return [have.ids[int(index)] for index in chosen.indices]
 
     def train(
@@ -89,11 +149,11 @@ class RealSteps:
         progress: Progress,
     ) -> Mapping[str, Any]:
         """The expert's tensors by name."""
-        from cloister.unify.experts import DpSettings, train_expert
+        from cloister.unify.disclosure.claims import Done
+        from cloister.unify.experts import train_expert
 
-        dp = DpSettings(self.privacy.epsilon, self.privacy.delta) if self.privacy.epsilon else None
-        model = _seed(seed)
-        return train_expert(
+        model, dp = _seed(seed), self._dp()
+        made = train_expert(
             model,
             _task(model, terms, public),
             _examples(private),
@@ -101,7 +161,20 @@ class RealSteps:
             _settings(terms, dp),
             workdir=_folder(workdir / "training"),
             progress=progress,
-        ).delta
+        )
+        done = Done("expert weights", "plain")
+        if dp is not None:
+            if made.epsilon is None or made.epsilon > dp.epsilon:
+                raise RuntimeError("the training was to be private and was not")
+            # What was asked for, not the little less that was spent: that is a function of the noisy count.
+            done = Done("expert weights", "stated", dp.epsilon, dp.delta)
+        done.keep(workdir)
+        return made.delta
+
+    def _dp(self) -> Any:
+        from cloister.unify.experts import DpSettings
+
+        return DpSettings(self.privacy.epsilon, self.privacy.delta) if self.privacy.epsilon else None
 
     def routing(
         self,
@@ -116,6 +189,7 @@ class RealSteps:
         """Clipped and noisy routing vectors of private data."""
         import torch
 
+        from cloister.unify.disclosure.claims import Done
         from cloister.unify.disclosure.routing_vectors import Yardstick, block_inputs, private_vectors
 
         if not self.privacy.routing_epsilon:
@@ -127,12 +201,13 @@ class RealSteps:
         have = _public(public)
         shared = block_inputs(model, have, progress=progress)
         made = private_vectors(
-            block_inputs(model, _examples(private), progress=progress),
+            block_inputs(model, _examples(private), progress=progress, **_alone(True)),
             block_inputs(model, have.by_id(proxies), progress=progress),
             Yardstick.of(shared),
             epsilon=self.privacy.routing_epsilon,
             delta=self.privacy.delta,
         )
+        Done("routing vectors", "noise", made.epsilon, made.delta, noise=made.noise).keep(workdir)
         return {"vectors": torch.from_numpy(made.vectors)}
 
     def report(
@@ -146,29 +221,63 @@ class RealSteps:
         workdir: Path,
         progress: Progress,
     ) -> Mapping[str, Any]:
-        """What leaves and what bounds it. Fixed sentences: nothing in it is a function of the private examples."""
-        privacy = self.privacy
-        return {
-            "artefacts": [
-                {
-                    "artefact": "proxy ids",
-                    "function_of_private_data": "through the relevance classifier",
-                    "bounded_by_epsilon": privacy.selection_epsilon or None,
-                },
-                {
-                    "artefact": "expert weights",
-                    "function_of_private_data": "through training",
-                    "bounded_by_epsilon": privacy.epsilon or None,
-                },
-                {
-                    "artefact": "routing vectors",
-                    "sent": terms.router.vectors == "private",
-                    "bounded_by_epsilon": privacy.routing_epsilon or None,
-                },
-            ],
-            "delta": privacy.delta,
-            "measured": {},
-        }
+        """What leaves and what bounds it, from what the steps wrote down; and, for the owner, what it reveals."""
+        from cloister.unify.disclosure import claims
+
+        done = self._done(terms, workdir)
+        found = claims.public(done)
+        if self.measure:
+            self.measured(seed, public, private, proxies, terms, workdir, progress)
+        return found
+
+    def measured(
+        self,
+        seed: Path,
+        public: Path,
+        private: Path,
+        proxies: Sequence[str],
+        terms: Terms,
+        workdir: Path,
+        progress: Progress,
+    ) -> Mapping[str, Any]:
+        """Attack one's own contribution and write the page that stays: `workdir/disclosure`. What an earlier run found
+        with as many reference experts is taken as it is."""
+        from cloister.unify.disclosure import contribution, report
+
+        folder = workdir / DISCLOSURE
+        if not (folder / report.JSON).exists() or report.read(folder)["asked"] != self.references:
+            model, have = _seed(seed), _public(public)
+            place = {name: row for row, name in enumerate(have.ids)}
+            contribution.of_contribution(
+                model,
+                _task(model, terms, public),
+                _examples(private),
+                have,
+                [place[name] for name in proxies],
+                _settings(terms, self._dp()),
+                self._done(terms, workdir),
+                sent=_sent(workdir) if terms.router.vectors == "private" else None,
+                references=self.references,
+                workdir=_folder(workdir / "references"),
+                progress=progress,
+            ).write(folder)
+            progress.note(f"What the contribution reveals, for your eyes: {folder / report.PAGE}")
+        home = report.read(folder)
+        found = report.value(home, "membership, likelihood ratio")
+        if self.max_membership < 1 and (found is None or found > self.max_membership):
+            told = "could not be measured" if found is None else f"is {found:.3f}"
+            raise WouldRevealSecret(
+                f"Membership in the expert's training data {told}; at most {self.max_membership:g} was asked for.",
+                advice=f"Read {folder / report.PAGE}. --dp-epsilon bounds it.",
+            )
+        return home
+
+    def _done(self, terms: Terms, workdir: Path) -> Any:
+        from cloister.unify.disclosure import claims
+
+        private = terms.router.vectors == "private"
+        vectors = claims.kept(workdir, "routing vectors") if private else claims.Done("routing vectors", "absent")
+        return claims.kept(workdir, "proxy ids"), claims.kept(workdir, "expert weights"), vectors
 
     # The coordinator's ------------------------------------------------------------------------------------------------
 
@@ -303,6 +412,23 @@ def _examples(private: Path) -> Any:
     from cloister.unify import examples
 
     return examples.read(private)
+
+
+def _alone(private: bool) -> dict[str, int]:
+    """How examples are encoded whose vectors must depend on themselves alone."""
+    return {"batch": 1} if private else {}
+
+
+def _draw(terms: Terms, owner: str) -> int:
+    """Another draw for each owner, the same again after an interruption."""
+    told = hashlib.sha256(f"{terms.digest()} {terms.selection.seed_for_folds} {owner}".encode()).digest()
+    return int.from_bytes(told[:6], "big")
+
+
+def _sent(workdir: Path) -> Any:
+    from safetensors.numpy import load_file
+
+    return load_file(workdir / "routing.safetensors")["vectors"]
 
 
 def _folder(path: Path) -> Path:

@@ -25,6 +25,7 @@ SCHEMA: Literal["cloister.unify.recipe/1"] = "cloister.unify.recipe/1"
 RECIPE = "recipe.json"
 MOST_RECIPE = 4 << 20
 MOST_OWNERS = 1000
+SEED_FOR = {"classify": "encoder", "choose": "encoder", "language": "decoder", "images": "vision"}
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Label = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -77,13 +78,14 @@ class Seed(Part):
 
 
 class Selection(Part):
-    """How an owner chooses its proxies."""
+    """How an owner chooses its proxies. Noise on top of it is the owner's own decision."""
 
     method: Literal["dpp", "relevance", "random"] = "dpp"
     pool: int = Field(default=3000, ge=1, le=10_000_000)
     count: int = Field(default=500, ge=1, le=1_000_000)
     tempering: float = Field(default=0.25, ge=0, le=10)
     gamma: float = Field(default=2.0, gt=0, le=1000)
+    kernel: Literal["gaussian", "cosine"] = "gaussian"
     folds: int = Field(default=5, ge=2, le=100)
     negatives: int = Field(default=10_000, ge=1, le=10_000_000)
     seed_for_folds: int = Field(default=0, ge=0, lt=1 << 31)
@@ -140,6 +142,7 @@ class Owner(Part):
     name: PartyName
     key: KeyText  # its public key
     deadline: AwareDatetime | None = None  # [default: the round's]
+    task: Task | None = None  # what its expert is trained for [default: the terms']
 
     @property
     def fingerprint(self) -> str:
@@ -169,6 +172,12 @@ class Recipe(Part):
             raise ValueError("two parties have the same key")
         if "coordinator" in names:
             raise ValueError("an owner cannot be called coordinator")
+        for owner in self.owners:
+            if owner.task is not None and SEED_FOR[owner.task.kind] != SEED_FOR[self.terms.task.kind]:
+                raise ValueError(
+                    f"{owner.name} has the task {owner.task.kind}, which needs another kind of seed than"
+                    f" {self.terms.task.kind}"
+                )
         if self.quorum > len(names):
             raise ValueError(f"the quorum is {self.quorum} of {len(names)} owners")
         if self.terms.router.top_k > self.quorum + self.terms.router.fallback:
@@ -178,6 +187,10 @@ class Recipe(Part):
     def owner(self, name: str) -> Owner | None:
         """The invited owner of that name."""
         return next((owner for owner in self.owners if owner.name == name), None)
+
+    def terms_of(self, owner: Owner) -> Terms:
+        """The terms, with the owner's own task where it has one."""
+        return self.terms if owner.task is None else self.terms.model_copy(update={"task": owner.task})
 
     def deadline_of(self, owner: Owner) -> datetime:
         """Until when its contribution must be here."""

@@ -10,13 +10,16 @@ either.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from cloister import storage
-from cloister.errors import BrokenManifest, FormatVersion, UsageError
+from cloister.errors import BrokenManifest, FormatVersion, TooBusy, UsageError
 from cloister.unify.artefacts import read_json, shown, write_json
 
 SCHEMA = "cloister.unify.state/1"
@@ -31,10 +34,39 @@ _NEXT: dict[Stage, frozenset[Stage]] = {
     "uploading": frozenset({"working", "received", "refused", "late", "left"}),
     "refused": frozenset({"working", "uploading", "received", "late", "left"}),
     "received": frozenset({"built", "left"}),
-    "late": frozenset({"left", "working", "uploading", "received", "refused"}),  # a deadline may be moved
+    "late": frozenset({"left", "invited", "working", "uploading", "received", "refused"}),  # a deadline may be moved
     "left": frozenset({"invited"}),
     "built": frozenset({"left"}),
 }
+
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else works in a party's folder meanwhile; `TooBusy` if somebody does.
+
+    The lock is the operating system's, so it ends with the process that holds it, however that ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # not on this platform; every file is still written whole
+        yield
+        return
+    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, storage.SECRET_MODE)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TooBusy(
+                f"Another command is working in {folder}.",
+                advice="Wait for it, or stop it: what it has done so far is kept. `status` may be asked meanwhile.",
+            ) from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def now() -> datetime:
@@ -47,10 +79,10 @@ class Entry:
     """Where one owner stands."""
 
     stage: Stage = "invited"
-    step: str = ""  # of `working`, the owner's own file only: the coordinator is not told
+    step: str = ""  # of `working`: which, in the owner's own file; that it stopped, in the coordinator's
     done: int = 0  # of `uploading`: chunks
     total: int = 0
-    reasons: tuple[str, ...] = ()  # of `refused`
+    reasons: tuple[str, ...] = ()  # of `refused` and `late`
     digest: str = ""  # of the contribution that was received
     since: str = ""  # when this stage began
 
@@ -60,8 +92,8 @@ class Entry:
             return f"working ({self.step})"
         if self.stage == "uploading":
             return f"uploading {self.done} of {self.total}"
-        if self.stage == "refused":
-            return "refused: " + "; ".join(self.reasons)
+        if self.reasons:
+            return f"{self.stage}: " + "; ".join(self.reasons)
         return self.stage
 
 

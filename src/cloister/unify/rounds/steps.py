@@ -42,10 +42,14 @@ class Steps(Protocol):
     def public_ids(self, public: Path) -> Sequence[str]:
         """The ids of the public examples."""
 
+    @property
+    def decisions(self) -> str:
+        """What an owner decides beyond the terms, in one text. Work that was done otherwise is not taken for this."""
+
     def choose(
-        self, seed: Path, public: Path, private: Path, terms: Terms, workdir: Path, progress: Progress
+        self, seed: Path, public: Path, private: Path, owner: str, terms: Terms, workdir: Path, progress: Progress
     ) -> Sequence[str]:
-        """The ids of the proxies, best first."""
+        """The ids of the proxies, best first. `owner` is its name."""
 
     def train(
         self,
@@ -82,7 +86,8 @@ class Steps(Protocol):
         workdir: Path,
         progress: Progress,
     ) -> Mapping[str, Any]:
-        """What the contribution reveals, measured. Must not hold or imply the number of private examples."""
+        """What leaves with the contribution about it. Must not hold or imply the number of private examples: what was
+        measured on them is written into `workdir`."""
 
     def expert_shapes(self, seed: Path, terms: Terms) -> Shapes:
         """The tensors of an expert."""

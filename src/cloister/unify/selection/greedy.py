@@ -36,8 +36,8 @@ Indices = NDArray[np.intp]
 MEMORY = 512 << 20
 SMALL = 64 << 20  # bytes of vectors that are kept as doubles instead of converted when needed
 # Speed only; none of these changes what is chosen.
-PANEL = 64  # entries of a row that are solved for together
-FIRST_LOOK, MOST_AT_ONCE = 32, 2048  # rows that are brought up to date together
+PANEL = 128  # entries of a row that are solved for together
+FIRST_LOOK, MOST_AT_ONCE = 64, 2048  # rows that are brought up to date together
 WASTE = 4096  # entries that may be made again to save one product of matrices
 
 
@@ -181,6 +181,7 @@ class _Factor:
         self._used = 0
         self._length = np.zeros(len(vectors), dtype=np.intp)
         self._corner = np.zeros((count, count))  # the chosen candidates' rows: L
+        self._inverse = np.zeros((count, count))  # of L; a block on its diagonal is the inverse of that block of L
         self._chosen = np.empty((count, vectors.shape[1]))  # and vectors
         self._size = 0
 
@@ -195,8 +196,14 @@ class _Factor:
     def add(self, index: int) -> None:
         """Candidate `index`, whose row is current, is chosen."""
         row = self._rows[self._place[index], : self._size].astype(np.float64) if self._size else np.empty(0)
+        pivot = np.sqrt(1.0 - row @ row)
         self._corner[self._size, : self._size] = row
-        self._corner[self._size, self._size] = np.sqrt(1.0 - row @ row)
+        self._corner[self._size, self._size] = pivot
+        near = self._size - self._size % PANEL  # only blocks of a panel are needed
+        self._inverse[self._size, near : self._size] = (
+            -(row[near:] @ self._inverse[near : self._size, near : self._size]) / pivot
+        )
+        self._inverse[self._size, self._size] = 1.0 / pivot
         self._chosen[self._size] = self._unit(index)
         self._size += 1
 
@@ -222,14 +229,13 @@ class _Factor:
         rows = np.empty((len(who), size))
         rows[:, :start] = self._rows[place, :start]
         rows[:, start:] = self._kernel(self._unit(who) @ self._chosen[start:size].T)
-        for left in range(start, size, PANEL):
-            right = min(left + PANEL, size)
+        left = start
+        while left < size:  # panel by panel
+            right = min(left - left % PANEL + PANEL, size)
             part = rows[:, left:right]
             part -= rows[:, :left] @ self._corner[left:right, :left].T
-            if right - left == 1:
-                part /= self._corner[left, left]
-            else:
-                part[:] = np.linalg.solve(self._corner[left:right, left:right], part.T).T
+            part[:] = part @ self._inverse[left:right, left:right].T
+            left = right
         self._rows[place, start:size] = rows[:, start:]
         self._length[who] = size
         return 1.0 - np.einsum("ij,ij->i", rows, rows)
