@@ -13,7 +13,7 @@ from cloister.unify.joint import JointSettings
 from cloister.unify.tasks import Classify, evaluate
 
 SHORT = Settings(epochs=4, batch=8, rank=4, alpha=8, lr=5e-3)
-JOINT = JointSettings(epochs=2, batch=8, rank=4, alpha=8)
+JOINT = JointSettings(epochs=2, batch=8, rank=4, alpha=8, lr=5e-4, router_lr=5e-3)
 TASKS = {name: Classify(tuple(words)) for name, words in TOPICS.items()}
 PRIVATE = {name: sentences(name, 40) for name in TOPICS}
 PROXIES = {name: sentences(name, 16, seed=2) for name in TOPICS}

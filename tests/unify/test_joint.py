@@ -15,7 +15,7 @@ from cloister.unify.joint import JointSettings, train_jointly
 from cloister.unify.seeds import Seed, with_state
 from cloister.unify.tasks import Classify, Language
 
-SETTINGS = JointSettings(epochs=15, batch=8, rank=4, alpha=8, router_lr=3e-2, cut=False, keep_every=0.0)
+SETTINGS = JointSettings(epochs=15, batch=8, rank=4, alpha=8, router_lr=3e-2, keep_every=0.0)
 PROXIES = {name: replace(sentences(name, 24), targets=None) for name in TOPICS}
 HELD_OUT = {name: sentences(name, 40, seed=5) for name in TOPICS}
 
@@ -41,6 +41,24 @@ def test_vectors_from_proxies_are_means_over_real_tokens(experts):
     vectors = joint.router_vectors_from_proxies(seed, PROXIES)
     assert len(vectors) == 2 and vectors[1].shape == (3, 32)
     assert torch.allclose(vectors[1][0], slow, atol=1e-5)
+
+
+def test_a_fitted_router_needs_no_constant_term_of_its_own():
+    """The classes differ by a threshold, and what comes out are vectors alone: behind a layer norm that is enough."""
+    draw = torch.Generator().manual_seed(0)
+    norm = torch.nn.LayerNorm(16)
+    with torch.no_grad():
+        norm.weight.copy_(0.5 + torch.rand(16, generator=draw))
+        norm.bias.copy_(torch.randn(16, generator=draw))
+        features = norm(torch.randn(600, 16, generator=draw))
+    score = features[:, 0] - features[:, 3]
+    owner = torch.bucketize(score, torch.quantile(score, torch.tensor([0.2, 0.9])))  # unequal: constants matter
+    vectors = joint._regress(features[:400], owner[:400], 3)
+    assert vectors.shape == (3, 16)
+    right = ((features[400:] @ vectors.T).argmax(-1) == owner[400:]).float().mean()
+    centred = joint._regress(features[:400] - 3, owner[:400], 3)
+    assert right > 0.75, right
+    assert torch.isfinite(centred).all()
 
 
 @pytest.mark.parametrize("how", ["mean", "fit"])

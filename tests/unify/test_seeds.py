@@ -84,3 +84,13 @@ def test_minilm(minilm_dir):
     texts = ("my card was stolen", "someone took my credit card", "how long do I boil an egg")
     vectors = seed.vectors(Examples("text", ("a", "b", "c"), texts))
     assert seed.hidden == 384 and vectors[0] @ vectors[1] > 0.6 > 0.3 > vectors[0] @ vectors[2]
+
+
+def test_remembered_vectors_are_made_once():
+    seed = encoder()
+    first = seed.remembered(["the card", "my soup", "the card"])
+    assert torch.allclose(first, seed.encode_all(seed.model, ["the card", "my soup", "the card"]), atol=1e-6)
+    assert list(seed.known) == ["the card", "my soup"]
+    seed.known["the card"] = torch.zeros(32)
+    assert torch.equal(seed.remembered(["the card"])[0], torch.zeros(32))
+    assert first.requires_grad is False and not first.is_inference()

@@ -11,7 +11,18 @@ from tiny import TOPICS, decoder, encoder, images, sentences, vision
 
 from cloister.errors import DataError
 from cloister.unify.examples import Choice, Examples
-from cloister.unify.tasks import SCALE, Choose, Classify, Images, Language, evaluate, prototypes, public_loss, spoken
+from cloister.unify.tasks import (
+    SCALE,
+    Choose,
+    Classify,
+    Images,
+    Language,
+    evaluate,
+    prototypes,
+    public_loss,
+    public_targets,
+    spoken,
+)
 
 ENCODER, DECODER = encoder(), decoder()
 QUESTIONS = Examples(
@@ -37,6 +48,25 @@ def test_classify_is_scaled_cosine_cross_entropy():
     assert spoken("card_arrival  now") == "card arrival now"
     with pytest.raises(DataError, match="travel-0"):
         task.check(sentences("travel", 2))
+
+
+def test_names_are_read_by_the_seed_unless_asked_otherwise():
+    given, words = sentences("bank", 6), tuple(TOPICS["bank"])
+    other = ENCODER.fresh_model()
+    with torch.no_grad():
+        torch.nn.init.normal_(other.encoder.layer[1].output.dense.weight)
+    by_seed, own = Classify(words), Classify(words, names="own")
+    assert torch.allclose(by_seed.fixed(other, ENCODER), torch.stack([vector(word) for word in words]), atol=1e-6)
+    assert torch.allclose(own.fixed(other, ENCODER), ENCODER.encode(other, words), atol=1e-6)
+    assert not torch.allclose(own.fixed(other, ENCODER), by_seed.fixed(other, ENCODER), atol=1e-3)
+    assert by_seed.key() != own.key()
+    asked = Choose().predict(other, ENCODER, QUESTIONS, [1], None).log_probabilities
+    question = ENCODER.encode(other, ["cook the soup"])[0]
+    slow = torch.log_softmax(torch.stack([SCALE * question @ vector(word) for word in ("pan", "train")]), dim=0)
+    assert torch.allclose(asked[0], slow, atol=1e-4)
+    assert own.loss(ENCODER.model, ENCODER, given, range(6)) == pytest.approx(
+        float(by_seed.loss(ENCODER.model, ENCODER, given, range(6))), abs=1e-4
+    )
 
 
 def test_choose_is_the_closest_choice_and_padding_has_no_chance():
@@ -83,7 +113,7 @@ def test_ensembles_average_probabilities():
 
 def test_public_examples_keep_the_seed_s_vector_or_find_their_other_half():
     given = Examples("text", ("1", "2", "3"), ("the card", "my soup", "a train"), ("lost card", "salt pan", None))
-    kept = torch.from_numpy(ENCODER.vectors(given))
+    kept = public_targets(ENCODER, given)
     alone = public_loss(ENCODER.model, ENCODER, given, [2], kept)
     assert float(alone) == pytest.approx(0, abs=1e-4)
     assert float(public_loss(ENCODER.model, ENCODER, given, [2], -kept)) > 1

@@ -34,7 +34,7 @@ from cloister.unify.examples import Examples, concat
 from cloister.unify.experts import Settings, apply_delta, delta_of, trainable
 from cloister.unify.joint import JointSettings, descend, route_loss, router_vectors_from_proxies, routes
 from cloister.unify.seeds import Seed, with_state
-from cloister.unify.tasks import Score, Task, evaluate, public_loss
+from cloister.unify.tasks import Score, Task, evaluate, public_loss, public_targets
 from cloister.unify.training import Descent, Loop, order, stamp
 
 State = Mapping[str, Tensor]
@@ -107,17 +107,19 @@ def flex_olmo(
     settings: JointSettings | None = None,
     *,
     name: str = "FlexOlmo",
+    sharpness: float = 1.0,
     workdir: Path | None = None,
     progress: Progress = SILENT,
 ) -> Predictor:
     """Experts fixed; a router without context that starts at the means of the proxies, trained with the public loss.
 
-    With proxies by our selection it is "FlexOlmo with our selection".
+    With proxies by our selection it is "FlexOlmo with our selection". `sharpness` multiplies the means: top-1 weights
+    are not renormalised here, and means lie close together.
     """
     from cloister.unify.moe import set_router, unify
 
     model = unify(seed.model, states, context="none")
-    set_router(model, router_vectors_from_proxies(seed, proxies))
+    set_router(model, [sharpness * layer for layer in router_vectors_from_proxies(seed, proxies)])
     _train_router(model, seed, proxies, settings or JointSettings(), workdir, progress)
     return Predictor(name, seed, (model,))
 
@@ -138,13 +140,13 @@ def _train_router(
     progress: Progress,
 ) -> None:
     union = concat(list(proxies.values()))
-    kept = torch.zeros(0) if seed.kind == "decoder" else torch.from_numpy(seed.vectors(union))
+    targets = public_targets(seed, union)
     steps = max(1, math.ceil(settings.epochs * len(union) / settings.batch))
     rows = order(len(union), math.ceil(steps * settings.batch / len(union)), settings.seed_for_order)
 
     def loss_at(step: int) -> Tensor:
         chosen = rows[step * settings.batch : (step + 1) * settings.batch].tolist()
-        return public_loss(model, seed, union, chosen, kept)
+        return public_loss(model, seed, union, chosen, targets)
 
     what = {"settings": asdict(settings), "seed": seed.fingerprint, "data": union.digest(), "router": "public loss"}
     descend(model, loss_at, steps, settings, what=what, train=("router",), workdir=workdir, progress=progress)
@@ -175,7 +177,7 @@ def pooled(
     settings = settings or Settings()
     model = seed.fresh_model()
     parameters = trainable(model, settings)
-    model.train()
+    model.eval()  # no dropout, as for experts
     names = list(private)
     steps = _shared_steps([len(private[n]) for n in names], settings.batch, settings.epochs, settings.seed_for_order)
 
@@ -200,6 +202,7 @@ def unrestricted(
     settings: JointSettings | None = None,
     *,
     epochs: int = 1,
+    blend: float = 0.9,
     workdir: Path | None = None,
     progress: Progress = SILENT,
 ) -> Predictor:
@@ -208,7 +211,7 @@ def unrestricted(
 
     settings = settings or JointSettings()
     model = unify(seed.model, states)
-    set_router(model, router_vectors_from_proxies(seed, private, how="fit"))
+    set_router(model, router_vectors_from_proxies(seed, private, how="fit"), blend=blend)
     names = list(states)
     steps = _shared_steps([len(private[n]) for n in names], settings.batch, epochs, settings.seed_for_order)
 

@@ -8,10 +8,9 @@ Every proxy has a sender. Three things are wanted of the unified model on it:
 
     teacher     the same output as the sender's own expert gives (its vector; for language its next-token probabilities)
     route       the weight of the sender's expert near one, on every token of every layer
-    public      what the public example itself teaches (its pair; for language the next token)
+    public      what the public example itself teaches (its second half; for language the next token)
 
-An encoder also sees a few words cut out of each proxy: short texts, such as names of labels, are routed too and no
-proxy looks like them. The teacher is computed from what was sent, so nothing more leaves an owner.
+The teacher is computed from what was sent, so nothing more leaves an owner.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,12 +31,13 @@ from cloister.errors import UsageError
 from cloister.progress import SILENT, Progress
 from cloister.unify.examples import Examples
 from cloister.unify.experts import lora
-from cloister.unify.seeds import Batch, Seed, batches_by_length, pooled, with_state
-from cloister.unify.tasks import SCALE, second
+from cloister.unify.seeds import GROUP, Batch, Seed, batches_by_length, pooled, with_state
+from cloister.unify.tasks import SCALE, public_targets, vector_loss
 from cloister.unify.training import Descent, Loop, order, stamp
 
 State = Mapping[str, Tensor]
 Part = Literal["router", "experts"]
+SHARP = 10.0  # makes the mean weight of the chosen expert about 0.9 on proxies; routing is the same
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,14 @@ class JointSettings:
     """How the unified model is trained. Every owner's proxies count equally, an example that several chose for each."""
 
     epochs: float = 1.0
-    lr: float = 2e-4  # of the experts
-    router_lr: float = 5e-3
+    lr: float = 5e-5  # of the experts
+    router_lr: float = 2e-5  # a fitted start knows the proxies already; more makes it forget what they stand for
     batch: int = 24
     rank: int = 16
     alpha: float = 32.0
     teacher_weight: float = 1.0
     route_weight: float = 1.0
     public_weight: float = 0.1
-    cut: bool = True  # short cuts of texts as well
     warmup: float = 0.1
     seed_for_order: int = 0
     keep_every: float = 120.0
@@ -73,9 +72,10 @@ def router_vectors_from_proxies(
     """A vector for each owner, one tensor (owners, hidden) a layer, from the *seed's* block inputs on the proxies.
 
     "mean": the mean over real tokens (equation 7's start, without private data). "fit": logistic regression of the
-    senders on each sequence's mean, which is the same thing learned; a much better start.
+    senders on each sequence's mean, which is the same thing learned; a much better start. It is made `SHARP` times
+    steeper, since a chosen expert's output is multiplied by its weight.
     """
-    per_owner = [block_inputs(seed, examples) for examples in proxies_by_owner.values()]
+    per_owner = _block_inputs_by_owner(seed, list(proxies_by_owner.values()))
     layers = len(per_owner[0])
     if how == "mean":
         return [torch.stack([one[layer].mean(0) for one in per_owner]) for layer in range(layers)]
@@ -83,20 +83,63 @@ def router_vectors_from_proxies(
     return [_regress(torch.cat([one[layer] for one in per_owner]), owner, len(per_owner)) for layer in range(layers)]
 
 
-def _regress(features: Tensor, owner: Tensor, owners: int, penalty: float = 1e-3) -> Tensor:
-    spread = features.std()
-    scaled = (features / spread).double()
+def _block_inputs_by_owner(seed: Seed, proxies: Sequence[Examples]) -> list[list[Tensor]]:
+    """`block_inputs` of each; a text that several owners chose goes through the seed once."""
+    if seed.kind == "vision":
+        return [block_inputs(seed, examples) for examples in proxies]
+    place: dict[str, int] = {}
+    for examples in proxies:
+        for text in examples.texts():
+            place.setdefault(text, len(place))
+    names = tuple(str(i) for i in range(len(place)))
+    together = block_inputs(seed, Examples("text", names, tuple(place), None))
+    rows = [torch.tensor([place[text] for text in examples.texts()]) for examples in proxies]
+    return [[layer[own] for layer in together] for own in rows]
+
+
+def _regress(features: Tensor, owner: Tensor, owners: int, penalty: float = 0.03) -> Tensor:
+    """Logistic regression on standardised features, as vectors for the features as they are.
+
+    A router has no constant term. Behind a layer norm some vector has the same product with every input, and a multiple
+    of it is the constant; where there is none, the closest there is.
+    """
+    mean, spread = features.mean(0), features.std(0).clamp(min=1e-6)
+    scaled = ((features - mean) / spread).double()
     vectors = torch.zeros(owners, features.shape[1], dtype=torch.float64, requires_grad=True)
-    solver = torch.optim.LBFGS([vectors], max_iter=100, history_size=20, line_search_fn="strong_wolfe")
+    constants = torch.zeros(owners, dtype=torch.float64, requires_grad=True)
+    solver = torch.optim.LBFGS([vectors, constants], max_iter=100, history_size=20, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         solver.zero_grad()
-        loss = functional.cross_entropy(scaled @ vectors.T, owner) + penalty * vectors.pow(2).sum()
+        loss = functional.cross_entropy(scaled @ vectors.T + constants, owner) + penalty * vectors.pow(2).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     solver.step(closure)  # type: ignore[no-untyped-call]
-    return (vectors.detach() / spread).float()
+    found = vectors.detach() / spread
+    left = constants.detach() - found @ mean.double()
+    wide = features.double()
+    gram = wide.T @ wide / len(wide)
+    small = 1e-6 * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+    constant = torch.linalg.solve(gram + small, wide.mean(0))
+    return SHARP * (found + left[:, None] * constant).float()
+
+
+def shared(seed: Seed, states: Mapping[str, State], share: float) -> dict[str, State]:
+    """Experts that also have a part of what the others learned: their own change plus `share` of each other's.
+
+    A token that goes to the wrong expert then still finds some of the right one. With 1 all experts are the same.
+    """
+    own = dict(seed.model.named_parameters())
+    names = list(next(iter(states.values())))
+    total = {name: sum(state[name] - own[name].detach() for state in states.values()) for name in names}
+    return {
+        owner: {
+            name: own[name].detach() + (1 - share) * (state[name] - own[name].detach()) + share * total[name]
+            for name in names
+        }
+        for owner, state in states.items()
+    }
 
 
 def block_inputs(seed: Seed, examples: Examples, batch: int = 64) -> list[Tensor]:
@@ -149,7 +192,7 @@ def train_jointly(
     fallback expert answers as the seed does.
     """
     settings = settings or JointSettings()
-    material = _material(unified, seed, proxies_by_owner, teachers, settings, others)
+    material = _material(unified, seed, proxies_by_owner, teachers, others)
     what = {
         "settings": {k: v for k, v in asdict(settings).items() if k != "keep_every"},
         "seed": seed.fingerprint,
@@ -209,12 +252,12 @@ def descend(
         keep_every=settings.keep_every,
         rates=rates,
     )
-    unified.train()
+    unified.eval()  # no dropout: the teachers' answers have none either
     try:
         loop.go(loss_at, progress=progress, what="Joint training")
     finally:
         merge(unified, modules)
-        unified.eval().requires_grad_(False)
+        unified.requires_grad_(False)
     return JointResult(loop.losses, loop.seconds)
 
 
@@ -284,14 +327,14 @@ def routes(unified: nn.Module) -> Iterator[list[Tensor]]:
 
 @dataclass(frozen=True)
 class _Table:
-    """One owner's proxies, ready to train on; for texts with second halves and cuts behind the proxies themselves."""
+    """One owner's proxies, ready to train on; for encoders and vision with what their vectors should be."""
 
     expert: int
     examples: Examples
     state: State
-    extra: dict[int, list[str]] = field(default_factory=dict)  # row -> further texts of it
-    vectors: dict[str, Tensor] | None = None  # text -> the teacher's vector
-    images: Tensor | None = None
+    taught: Tensor  # by the sender's expert
+    targets: Tensor  # by the public examples themselves
+    paired: Tensor  # which of them have a second half
 
 
 def _material(
@@ -299,7 +342,6 @@ def _material(
     seed: Seed,
     proxies_by_owner: Mapping[str, Examples],
     teachers: Mapping[str, State],
-    settings: JointSettings,
     others: Examples | None,
 ) -> list[_Table]:
     from cloister.unify.moe import owners
@@ -314,32 +356,12 @@ def _material(
     sets += [] if others is None else [(0, others, {})]
     tables = []
     for expert, examples, state in sets:
-        if seed.kind == "decoder":
-            tables.append(_Table(expert, examples, state))
-            continue
-        teacher = with_state(seed, state)
-        if seed.kind == "vision":
-            tables.append(_Table(expert, examples, state, images=seed.encode_all(teacher, examples.pixels())))
-            continue
-        extra = _extra(examples, settings)
-        texts = sorted({*examples.texts(), *(text for row in extra.values() for text in row)})
-        vectors = seed.encode_all(teacher, texts)
-        tables.append(_Table(expert, examples, state, extra, dict(zip(texts, vectors, strict=True))))
+        paired = torch.tensor([seed.kind == "encoder" and examples.target(i) is not None for i in range(len(examples))])
+        taught = torch.zeros(0)
+        if seed.kind != "decoder":
+            taught = seed.encode_all(with_state(seed, state), examples.inputs)
+        tables.append(_Table(expert, examples, state, taught, public_targets(seed, examples), paired))
     return tables
-
-
-def _extra(examples: Examples, settings: JointSettings) -> dict[int, list[str]]:
-    draw = np.random.default_rng(settings.seed_for_order)
-    found: dict[int, list[str]] = {}
-    for row, text in enumerate(examples.texts()):
-        target = examples.target(row)
-        found[row] = [] if target is None else [second(target)]
-        words = text.split()
-        length = int(draw.integers(1, 5))
-        if settings.cut and len(words) > length:
-            start = int(draw.integers(0, len(words) - length + 1))
-            found[row].append(" ".join(words[start : start + length]))
-    return found
 
 
 def _picks(sizes: Sequence[int], steps: int, batch: int, seed: int, kind: str) -> list[list[tuple[int, int]]]:
@@ -356,37 +378,22 @@ def _picks(sizes: Sequence[int], steps: int, batch: int, seed: int, kind: str) -
 def _vector_loss(
     unified: Any, seed: Seed, material: Sequence[_Table], picks: Sequence[tuple[int, int]], settings: JointSettings
 ) -> Tensor:
+    experts = torch.tensor([material[t].expert for t, _ in picks])
+    taught = torch.stack([material[t].taught[row] for t, row in picks])
     if seed.kind == "vision":
         images = np.stack([material[t].examples.pixels()[row] for t, row in picks])
-        wanted = torch.stack([material[t].images[row] for t, row in picks])  # type: ignore[index]
-        experts = torch.tensor([material[t].expert for t, _ in picks])
         vectors, route = _pass(unified, seed, seed.batch(images), experts)
-        teacher = (1 - (vectors * wanted).sum(-1)).mean()
-        return settings.teacher_weight * SCALE * teacher + settings.route_weight * route
-    entries: list[tuple[str, int]] = []  # (text, table)
-    pairs: list[tuple[int, int]] = []  # places of the two halves
-    for table, row in picks:
-        text, place = material[table].examples.texts()[row], len(entries)
-        entries.append((text, table))
-        entries += [(other, table) for other in material[table].extra[row]]
-        if material[table].examples.target(row) is not None:
-            pairs.append((place, place + 1))
-    wanted = torch.stack([material[t].vectors[text] for text, t in entries])  # type: ignore[index]
-    experts = torch.tensor([material[t].expert for _, t in entries])
-    vectors, route = torch.empty(len(entries), seed.hidden), torch.zeros(())
-    parts = list(batches_by_length([text for text, _ in entries], 16))
-    found = []
-    for rows in parts:
-        part, part_route = _pass(unified, seed, seed.tokens([entries[i][0] for i in rows]), experts[rows])
-        found.append(part)
-        route = route + part_route * len(rows) / len(entries)
-    vectors = torch.cat(found)[torch.tensor([i for rows in parts for i in rows]).argsort()]
-    loss = settings.teacher_weight * SCALE * (1 - (vectors * wanted).sum(-1)).mean() + settings.route_weight * route
-    if settings.public_weight and len(pairs) > 1:
-        left, right = (vectors[torch.tensor(side)] for side in zip(*pairs, strict=True))
-        loss = loss + settings.public_weight * functional.cross_entropy(
-            SCALE * left @ right.T, torch.arange(len(pairs))
-        )
+    else:
+        texts = [material[t].examples.texts()[row] for t, row in picks]
+        parts = list(batches_by_length(texts, GROUP))
+        found = [_pass(unified, seed, seed.tokens([texts[i] for i in rows]), experts[rows]) for rows in parts]
+        route = torch.stack([one * len(rows) for (_, one), rows in zip(found, parts, strict=True)]).sum() / len(texts)
+        vectors = torch.cat([one for one, _ in found])[torch.tensor([i for rows in parts for i in rows]).argsort()]
+    loss = settings.teacher_weight * SCALE * (1 - (vectors * taught).sum(-1)).mean() + settings.route_weight * route
+    if settings.public_weight:
+        targets = torch.stack([material[t].targets[row] for t, row in picks])
+        paired = torch.stack([material[t].paired[row] for t, row in picks])
+        loss = loss + settings.public_weight * vector_loss(vectors, targets, paired)
     return loss
 
 

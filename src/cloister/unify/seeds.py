@@ -30,6 +30,7 @@ from cloister.unify.examples import Examples, Pixels
 SeedKind = Literal["encoder", "decoder", "vision"]
 Batch = dict[str, Tensor]
 GROUP = 16  # texts that are padded to one length
+MOST_KNOWN = 100_000  # vectors that `remembered` keeps
 VISION_TOWERS = {"clip": "CLIPVisionModel"}  # of checkpoints that hold a text tower too
 
 
@@ -54,6 +55,7 @@ class Seed:
     looks: Looks | None = None
     max_tokens: int = 128
     fingerprint: str = field(default="")
+    known: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)  # see `remembered`
 
     @staticmethod
     def load(path_or_name: Path | str, *, max_tokens: int = 128) -> Seed:
@@ -155,6 +157,14 @@ class Seed:
         finally:
             model.train(was_training)
         return out
+
+    def remembered(self, texts: Sequence[str]) -> Tensor:
+        """The seed's own vectors of texts that come again and again, such as names of labels: made once, then kept."""
+        if len(self.known) > MOST_KNOWN:
+            self.known.clear()
+        if new := [text for text in dict.fromkeys(texts) if text not in self.known]:
+            self.known.update(zip(new, self.encode_all(self.model, new), strict=True))
+        return torch.stack([self.known[text] for text in texts])
 
     def vectors(self, examples: Examples, *, batch: int = 64, progress: Progress = SILENT) -> NDArray[np.float32]:
         """The seed's own vectors of the examples, length one."""

@@ -3,10 +3,13 @@
     task = Classify(labels=("card_arrival", ...))
     task.loss(model, seed, examples, rows)      # of private examples
     task.evaluate(model, seed, examples)        # Score("accuracy", 0.93, 3080)
-    public_loss(model, seed, examples, rows, kept)
+    public_loss(model, seed, examples, rows, public_targets(seed, examples))
 
-Nobody needs a head: a text is compared with the names of the labels, under the same model, so the seed already works
-before any training, and models of different owners differ in nothing but their feed-forward blocks.
+Nobody needs a head: a text is compared with the names of the labels, so the seed already works before any training,
+and models of different owners differ in nothing but their feed-forward blocks. The names' vectors are the *seed's*
+(`names="seed"`), whatever model reads the texts, as a CLIP model's text tower stays what it was while its vision tower
+is trained: a name says little about whose it is, and a router would send many of them to the wrong expert. With
+`names="own"` the model at hand reads both.
 
 A task says for every item the log-probabilities of the candidates and which one is right. Loss, accuracy, perplexity
 and ensembles (the logarithm of the mean probability) all follow from that.
@@ -32,6 +35,7 @@ from cloister.unify.seeds import Seed
 
 SCALE = 20.0  # what cosines are multiplied by before the softmax; usual for sentence vectors
 Rows = Sequence[int]
+Names = Literal["seed", "own"]
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class Classify(_Scored):
     labels: tuple[str, ...]
     scale: float = SCALE
     name: str = "classify"
+    names: Names = "seed"
 
     def check(self, examples: Examples) -> None:
         """Every text needs one of the labels."""
@@ -125,7 +130,7 @@ class Classify(_Scored):
 
     def fixed(self, model: Any, seed: Seed) -> Tensor:
         """The vectors of the label names."""
-        return seed.encode(model, [spoken(label) for label in self.labels])
+        return _named(model, seed, [spoken(label) for label in self.labels], self.names)
 
     def predict(self, model: Any, seed: Seed, examples: Examples, rows: Rows, fixed: Tensor | None) -> Prediction:
         """Scaled cosines of texts and label names."""
@@ -142,6 +147,7 @@ class Choose(_Scored):
 
     scale: float = SCALE
     name: str = "choose"
+    names: Names = "seed"
 
     def check(self, examples: Examples) -> None:
         """Every text needs its choices."""
@@ -155,7 +161,7 @@ class Choose(_Scored):
         targets = [examples.target(i) for i in rows]
         choices = [t.choices for t in targets if isinstance(t, Choice)]
         questions = seed.encode(model, [examples.inputs[i] for i in rows])
-        answers = seed.encode(model, [text for row in choices for text in row])
+        answers = _named(model, seed, [text for row in choices for text in row], self.names)
         counts = torch.tensor([len(row) for row in choices])
         owner = torch.repeat_interleave(torch.arange(len(rows)), counts)
         place = torch.cat([torch.arange(len(row)) for row in choices])
@@ -286,36 +292,47 @@ def _mixture(found: Sequence[Prediction], shares: NDArray[np.floating[Any]]) -> 
     return torch.logsumexp(stacked + weights.unsqueeze(1), dim=-1)
 
 
+def _named(model: Any, seed: Seed, texts: Sequence[str], names: Names) -> Tensor:
+    return seed.remembered(texts) if names == "seed" else seed.encode(model, texts)
+
+
 def _length(examples: Examples, index: int) -> int:
     return 0 if isinstance(examples.inputs, np.ndarray) else len(examples.inputs[index])
 
 
-def public_loss(model: Any, seed: Seed, examples: Examples, rows: Rows, kept: Tensor) -> Tensor:
-    """What public examples are trained on.
+def public_targets(seed: Seed, examples: Examples) -> Tensor:
+    """Where public examples belong, by the seed: a pair at its second half, any other example where it is."""
+    if seed.kind == "decoder":
+        return torch.zeros(0)
+    if seed.kind == "vision":
+        return torch.from_numpy(seed.vectors(examples))
+    texts = examples.texts()
+    wanted = [text if examples.target(i) is None else second(examples.target(i)) for i, text in enumerate(texts)]
+    return seed.remembered(wanted)
+
+
+def public_loss(model: Any, seed: Seed, examples: Examples, rows: Rows, targets: Tensor) -> Tensor:
+    """What public examples are trained on; `targets` are those of `public_targets`, for all examples.
 
     Language: the next token. Otherwise an example with a second half (a pair, a question with choices) is pulled
-    towards it and away from the others in the batch; one without keeps the vector that the seed gives it, which is its
-    row of `kept`.
+    towards it and away from the others' in the batch; one without keeps the vector that the seed gives it.
     """
     if seed.kind == "decoder":
         return Language(seed.max_tokens).loss(model, seed, examples, rows)
-    pairs = [i for i in rows if seed.kind == "encoder" and examples.target(i) is not None]
-    alone = [i for i in rows if i not in set(pairs)] if len(pairs) > 1 else list(rows)
-    pairs = pairs if len(pairs) > 1 else []
-    texts = [second(examples.target(i)) for i in pairs]
-    order = [*pairs, *alone]
-    inputs = examples.pixels()[order] if seed.kind == "vision" else [examples.texts()[i] for i in order] + texts
-    vectors = seed.encode(model, inputs)
-    total = torch.zeros(())
-    if alone:
-        given = vectors[len(pairs) : len(order)]
-        total = total + (1 - (given * kept[alone]).sum(-1)).sum() * SCALE / 2
-    if pairs:
-        cosines = SCALE * vectors[: len(pairs)] @ vectors[len(order) :].T
-        right = torch.arange(len(pairs))
+    inputs = examples.pixels()[list(rows)] if seed.kind == "vision" else [examples.texts()[i] for i in rows]
+    paired = torch.tensor([seed.kind == "encoder" and examples.target(i) is not None for i in rows])
+    return vector_loss(seed.encode(model, inputs), targets[list(rows)], paired)
+
+
+def vector_loss(vectors: Tensor, targets: Tensor, paired: Tensor) -> Tensor:
+    """Of vectors and what they should be: contrastive among those that are `paired`, cosine for the others."""
+    loss = (1 - (vectors[~paired] * targets[~paired]).sum(-1)).sum() * SCALE / 2
+    if int(paired.sum()) > 1:  # a single pair has nothing that it could be told apart from
+        cosines = SCALE * vectors[paired] @ targets[paired].T
+        right = torch.arange(len(cosines))
         both = functional.cross_entropy(cosines, right) + functional.cross_entropy(cosines.T, right)
-        total = total + both / 2 * len(pairs)
-    return total / len(order)
+        loss = loss + both / 2 * len(cosines)
+    return loss / len(vectors)
 
 
 def second(target: Any) -> str:
