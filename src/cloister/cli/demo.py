@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -14,11 +15,22 @@ SUMMARY = "All of it on this machine"
 NEEDS_ARGUMENTS = False
 
 
+class Part(StrEnum):
+    """What the demo can show."""
+
+    CHAT = "chat"
+    EMBEDDINGS = "embeddings"
+    UNIFY = "unify"
+
+
 def command(
     question: Annotated[
         str | None, typer.Argument(help="What to ask. [default: a question that suits the small model]")
     ] = None,
     transform: Annotated[Transform, typer.Option(help="Which transform to show.")] = Transform.PERMUTATION,
+    part: Annotated[
+        list[Part] | None, typer.Option("--part", help="Show only this; may be repeated. [default: everything]")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not stop between the steps.")] = False,
     as_json: console.Json = False,
     verbose: console.Verbose = False,
@@ -31,14 +43,21 @@ def command(
     \b
     Examples:
       cloister demo
-      cloister demo --transform orthogonal
+      cloister demo --transform orthogonal --part chat
       cloister demo "Tell me about the sea" --yes --json
     """
     from cloister import demo
 
     pause = None if yes or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()) else _pause
     show = None if as_json else console.show
-    result = demo.run(question=question, transform=transform.value, show=show, pause=pause, progress=console.progress())
+    result = demo.run(
+        question=question,
+        transform=transform.value,
+        parts=tuple(one.value for one in part or Part),
+        show=show,
+        pause=pause,
+        progress=console.progress(),
+    )
     if as_json:
         console.data(result)
 

@@ -21,7 +21,7 @@ FILE = "client.safetensors"
 _COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "chat_template.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
-    "sentence_bert_config.json", "modules.json", "1_Pooling/config.json",
+    "sentence_bert_config.json", "modules.json", "1_Pooling/config.json", "label_vectors.safetensors",
 )  # fmt: skip
 
 

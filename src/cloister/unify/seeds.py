@@ -171,6 +171,13 @@ class Seed:
         return self.encode_all(self.model, examples.inputs, batch=batch, progress=progress).numpy()
 
 
+def own_progress_only() -> None:
+    """No bars of transformers beside ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 def pooled(model: Any, batch: Batch, kind: SeedKind) -> Tensor:
     """The mean of the last hidden states over real tokens, or over patches; length one."""
     if kind == "decoder":

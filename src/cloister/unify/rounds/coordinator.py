@@ -272,7 +272,7 @@ class Coordinator:
         which = hashlib.sha256("\n".join([str(onto), *(found.digest for found in received)]).encode()).hexdigest()
         work = self.folder / WORK / which[:16]
         work.mkdir(parents=True, exist_ok=True)
-        terms = self.recipe.terms
+        terms = self.recipe.terms_of_all()
         with storage.fresh_directory(out) as partial:
             self.steps.build(seed, self.invitation.public, received, terms, work, partial, progress, onto)
             write_json(partial / PROVENANCE, self._provenance(received))

@@ -8,6 +8,7 @@ vector, and a bound for one example must not depend on that.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,7 @@ from typing import Any
 
 from cloister.errors import NotAvailable, UsageError, WouldRevealSecret
 from cloister.progress import Progress
+from cloister.unify import labels
 
 from .recipe import Terms
 from .steps import Received, Shapes
@@ -74,6 +76,7 @@ class RealSteps:
         if max_membership < 1 and not (measure and self.references):
             raise UsageError("What is not measured cannot be refused.", advice="Leave out --max-membership.")
         self.privacy.check()
+        _part("seeds").own_progress_only()
 
     @property
     def decisions(self) -> str:
@@ -366,6 +369,7 @@ class RealSteps:
             )
         folders._copy_rest(seed, out)
         unified.save_pretrained(out)
+        _write_labels(out, model, terms, public)
 
     def remove(self, model: Path, owner: str, out: Path) -> None:
         """The unified model without one owner's expert."""
@@ -376,6 +380,8 @@ class RealSteps:
         moe.remove_owner(unified, owner)
         folders._copy_rest(model, out)
         unified.save_pretrained(out)
+        if (model / labels.FILE).exists():
+            shutil.copyfile(model / labels.FILE, out / labels.FILE)
 
     def export(self, model: Path, out: Path) -> None:
         """The unified model in a stock architecture."""
@@ -447,6 +453,19 @@ def _task(seed: Any, terms: Terms, public: Path) -> Any:
     if wanted.kind == "language":
         return tasks.Language(wanted.block)
     return tasks.Images(wanted.labels, tasks.prototypes(seed, _public(public), wanted.labels))
+
+
+def _write_labels(out: Path, seed: Any, terms: Terms, public: Path) -> None:
+    """Who asks the model needs the vectors of its labels, which are the seed's."""
+    names = terms.task.labels
+    if not names:
+        return
+    if terms.task.kind == "images":
+        labels.write(out, names, _task(seed, terms, public).vectors)
+    else:
+        from cloister.unify.tasks import spoken
+
+        labels.write(out, names, seed.remembered([spoken(name) for name in names]).numpy())
 
 
 def _settings(terms: Terms, dp: Any) -> Any:

@@ -192,6 +192,15 @@ class Recipe(Part):
         """The terms, with the owner's own task where it has one."""
         return self.terms if owner.task is None else self.terms.model_copy(update={"task": owner.task})
 
+    def terms_of_all(self) -> Terms:
+        """The terms with the labels of every owner, those of owners with tasks of their own behind the others."""
+        tasks = [self.terms.task, *(owner.task for owner in self.owners if owner.task is not None)]
+        labels = tuple(dict.fromkeys(label for task in tasks for label in task.labels))
+        if labels == self.terms.task.labels:
+            return self.terms
+        kind = next(task.kind for task in tasks if task.labels)
+        return self.terms.model_copy(update={"task": Task(kind=kind, labels=labels)})
+
     def deadline_of(self, owner: Owner) -> datetime:
         """Until when its contribution must be here."""
         return (owner.deadline or self.deadline).astimezone(UTC)
