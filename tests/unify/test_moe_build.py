@@ -65,6 +65,12 @@ def test_experts_that_are_the_seed_give_the_seed_once_their_weights_are_one(kind
     assert torch.allclose(output(model), output(dense), atol=2e-5)
 
 
+def test_a_seed_without_a_pooler() -> None:
+    dense = transformers.BertModel(seed("BertModel").config, add_pooling_layer=False).eval()
+    model = moe.unify(dense, {"a": state(dense, 0)})
+    assert model.pooler is None and output(model).shape == (2, 9, 32)
+
+
 def test_the_seed_is_left_alone_and_nothing_is_shared() -> None:
     dense = seed()
     before = copy.deepcopy(dense.state_dict())
@@ -209,6 +215,38 @@ def test_routers_that_make_no_sense(kind: str, options: dict[str, Any], why: str
     dense = seed(kind)
     with pytest.raises(UnsupportedModel, match=r"(?s)" + why):
         moe.unify(dense, {"a": state(dense, 0), "b": state(dense, 1)}, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("OPTForCausalLM", r"layer 0 \(OPTDecoderLayer\) has no dense feed-forward block"),
+        ("BloomForCausalLM", r"layer 0 \(BloomBlock\) has no dense feed-forward block"),
+        ("MptForCausalLM", r"layer 0 \(MptBlock\) has no dense feed-forward block"),
+        ("AlbertModel", r"layer 0 \(AlbertLayer\) has no dense feed-forward block"),
+        ("MixtralForCausalLM", r"layer 0 \(MixtralDecoderLayer\) has no dense feed-forward block"),
+        ("T5EncoderModel", "T5EncoderModel has no layers with attention"),
+        ("BartModel", "has several: encoder.layers, decoder.layers"),
+        ("CLIPModel", "has several: text_model.encoder.layers, vision_model.encoder.layers"),
+        ("MambaForCausalLM", "has no layers with attention"),
+        ("ConvNextModel", "has no layers with attention"),
+    ],
+)
+def test_architectures_that_cannot_be_unified_are_refused_by_name(kind: str, why: str) -> None:
+    model = getattr(transformers, kind)
+    with torch.device("meta"):
+        dense = model(model.config_class())
+    with pytest.raises(UnsupportedModel, match=why):
+        moe.feed_forward_names(dense)
+
+
+def test_a_type_of_seed_that_is_not_listed_says_on_its_card_how_it_loads(tmp_path: Path) -> None:
+    config = transformers.CohereConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, vocab_size=97, pad_token_id=0
+    )
+    dense = transformers.CohereForCausalLM(config)
+    moe.unify(dense, {"a": state(dense, 0)}).save_pretrained(tmp_path / "out")
+    assert "cloister.unify.moe.register(('cohere',))" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_names_of_owners() -> None:

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 import cloister.unify.moe as moe
+from cloister.unify.moe import build
 
 WORDS = 97
 _TEXT: dict[str, Any] = {
@@ -25,11 +26,24 @@ SEEDS: dict[str, tuple[str, dict[str, Any]]] = {
     "BertForSequenceClassification": ("BertConfig", _TEXT),
     "RobertaModel": ("RobertaConfig", _TEXT | {"pad_token_id": 1}),
     "XLMRobertaModel": ("XLMRobertaConfig", _TEXT | {"pad_token_id": 1}),
+    "CamembertModel": ("CamembertConfig", _TEXT | {"pad_token_id": 1}),
     "ElectraModel": ("ElectraConfig", _TEXT | {"embedding_size": 32}),
+    "DistilBertModel": (
+        "DistilBertConfig",
+        {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": WORDS, "max_position_embeddings": 64},
+    ),
+    "MPNetModel": ("MPNetConfig", _TEXT | {"pad_token_id": 1}),
+    "DebertaV2Model": ("DebertaV2Config", _TEXT | {"pad_token_id": 0, "relative_attention": True}),
+    "ModernBertModel": ("ModernBertConfig", _TEXT | {"pad_token_id": 0}),
     "ViTForImageClassification": ("ViTConfig", _SIGHT),
     "ViTModel": ("ViTConfig", _SIGHT),
     "DeiTForImageClassification": ("DeiTConfig", _SIGHT),
     "Dinov2Model": ("Dinov2Config", {k: v for k, v in _SIGHT.items() if k != "intermediate_size"}),
+    "Dinov2WithRegistersModel": (
+        "Dinov2WithRegistersConfig", {k: v for k, v in _SIGHT.items() if k != "intermediate_size"},
+    ),
+    "DINOv3ViTModel": ("DINOv3ViTConfig", _SIGHT),
+    "BeitModel": ("BeitConfig", _SIGHT),
     "CLIPVisionModel": ("CLIPVisionConfig", _SIGHT),
     "CLIPVisionModelWithProjection": ("CLIPVisionConfig", _SIGHT),
     "SiglipVisionModel": ("SiglipVisionConfig", _SIGHT),
@@ -43,8 +57,20 @@ SEEDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2ForCausalLM": ("Qwen2Config", _DECODER | {"tie_word_embeddings": True}),
     "Qwen3ForCausalLM": ("Qwen3Config", _DECODER | {"head_dim": 8}),
     "GemmaForCausalLM": ("GemmaConfig", _DECODER | {"head_dim": 8, "pad_token_id": 0}),
+    "Gemma2ForCausalLM": ("Gemma2Config", _DECODER | {"head_dim": 8, "pad_token_id": 0, "sliding_window": 6}),
+    "Gemma3ForCausalLM": ("Gemma3TextConfig", _DECODER | {"head_dim": 8, "pad_token_id": 0, "sliding_window": 6}),
+    "PhiForCausalLM": ("PhiConfig", _DECODER),
     "Phi3ForCausalLM": ("Phi3Config", _DECODER | {"pad_token_id": 0}),
+    "OlmoForCausalLM": ("OlmoConfig", _DECODER | {"pad_token_id": 0}),
     "Olmo2ForCausalLM": ("Olmo2Config", _DECODER),
+    "Olmo3ForCausalLM": ("Olmo3Config", _DECODER | {"sliding_window": 6}),
+    "GraniteForCausalLM": ("GraniteConfig", _DECODER | {"pad_token_id": 0}),
+    "Starcoder2ForCausalLM": ("Starcoder2Config", _DECODER),
+    "FalconForCausalLM": (
+        "FalconConfig",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": WORDS,
+         "bos_token_id": None, "eos_token_id": None},
+    ),
     "SmolLM3ForCausalLM": ("SmolLM3Config", _DECODER | {"pad_token_id": 0}),
     "GPTNeoXForCausalLM": ("GPTNeoXConfig", _TEXT),
 }  # fmt: skip
@@ -82,7 +108,7 @@ def unified(kind: str = "LlamaForCausalLM", *, owners: int = 3, blend: float | N
 def router_vectors(model: Any, count: int) -> list[torch.Tensor]:
     """Random vectors under which every expert is used."""
     torch.manual_seed(7)
-    return [torch.randn(count, model.config.hidden_size) for _ in range(model.config.num_hidden_layers)]
+    return [torch.randn(count, model.config.hidden_size) for _ in build.routed(model)]
 
 
 def words(batch: int, length: int, number: int = 0) -> torch.Tensor:

@@ -28,8 +28,10 @@ PREFIX = "cloister_moe_"
 CLASS_PREFIX = "Cloister"
 # Seeds of these types are tried by the tests, and are registered when the package is imported.
 KINDS = (
-    "bert", "roberta", "xlm-roberta", "electra", "vit", "deit", "dinov2", "clip_vision_model", "siglip_vision_model",
-    "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "olmo2", "smollm3", "gpt_neox",
+    "bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "deberta-v2",
+    "modernbert", "vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit", "beit", "clip_vision_model",
+    "siglip_vision_model", "gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text",
+    "phi", "phi3", "olmo", "olmo2", "olmo3", "granite", "starcoder2", "falcon", "smollm3",
 )  # fmt: skip
 _AUTO = (
     "AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSequenceClassification",
@@ -43,7 +45,7 @@ A unified Mixture-of-Experts model: {experts} experts in each feed-forward block
 
 ```python
 import cloister.unify.moe  # registers the architecture; transformers alone does not know it
-from transformers import {auto}
+{register}from transformers import {auto}
 
 model = {auto}.from_pretrained("this folder")
 ```
@@ -233,7 +235,9 @@ def write_card(folder: Path, config: Any, name: str) -> None:
         tasks = (one.removeprefix("AutoModel") for one in _AUTO[1:])
         auto = "AutoModel" + next((task for task in tasks if name.endswith(task)), "")
         auto = "AutoModelForCausalLM" if name.endswith("LMHeadModel") else auto
-        storage.write_text(folder / "README.md", CARD.format(experts=config.experts, kind=kind, auto=auto))
+        register = "" if kind in KINDS else f"cloister.unify.moe.register(({kind!r},))\n"
+        card = CARD.format(experts=config.experts, kind=kind, auto=auto, register=register)
+        storage.write_text(folder / "README.md", card)
 
 
 def register(kinds: tuple[str, ...] = KINDS) -> None:

@@ -8,6 +8,7 @@ An owner trains and sends parameters by the seed's names; the unified model's na
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -125,12 +126,23 @@ def _attends(layer: nn.Module) -> bool:
     return any("attn" in name or "attention" in name for name, _ in layer.named_children())
 
 
+def _takes_tokens_alone(part: nn.Module) -> bool:
+    """Whether the block is a whole one and called with its input and nothing else: some add the residual themselves."""
+    if isinstance(part, nn.ModuleList | nn.ModuleDict | nn.Linear):
+        return False
+    wanted = [
+        one for one in inspect.signature(part.forward).parameters.values()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]  # fmt: skip
+    return len(wanted) == 1
+
+
 def _block(path: str, layer: nn.Module) -> Block | None:
     for name in NAMES:
         part = getattr(layer, name, None)
         if isinstance(part, nn.Module):
             routed = any(hasattr(part, mark) for mark in ("experts", "gate", "router"))
-            return None if routed else Block(f"{path}.{name}", layer, name)
+            return Block(f"{path}.{name}", layer, name) if _takes_tokens_alone(part) and not routed else None
     opening, output = getattr(layer, "intermediate", None), getattr(layer, "output", None)
     if isinstance(opening, nn.Module) and isinstance(getattr(output, "dense", None), nn.Module):
         assert output is not None

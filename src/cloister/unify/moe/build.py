@@ -58,6 +58,9 @@ def unify(
     model_class = architecture.classes(seed.config.model_type).model(type(seed))
     model = model_class._from_config(config, dtype=seed.dtype)
     _keep_router_single(model)
+    for name, _ in list(model.named_children()):
+        if getattr(seed, name, seed) is None:  # a pooler that this seed was made without
+            setattr(model, name, None)
     state = {name: tensor for name, tensor in seed.state_dict().items() if name not in names}
     for name, (path, inner) in names.items():
         for index, expert in enumerate([dense] * fallback + list(given.values())):
@@ -173,7 +176,9 @@ def configuration(
 ) -> Any:
     """The unified model's configuration, checked."""
     made = architecture.classes(seed.model_type)
-    causal = seed_class.__name__.endswith(("ForCausalLM", "LMHeadModel")) or _decodes(seed_class)
+    causal = not _looks_ahead(seed) and (
+        seed_class.__name__.endswith(("ForCausalLM", "LMHeadModel")) or _decodes(seed_class, seed)
+    )
     context = context or ("prefix" if causal else "sequence")
     checks.settings(context, top_k, len(names) + fallback, causal=causal, what=seed_class.__name__)
     return made.config.from_seed(seed, owners=names, top_k=top_k, context=context, fallback=fallback)
@@ -188,14 +193,19 @@ def without(names: list[str], name: str) -> list[str]:
     return [other for other in names if other != name]
 
 
-def _decodes(seed_class: type[Any]) -> bool:
-    """Whether a bare model is a decoder's: its class takes a KV cache, and encoders with a switch count as encoders."""
+def _looks_ahead(seed: Any) -> bool:
+    """Whether a decoder's architecture is used as an encoder (EmbeddingGemma)."""
+    return getattr(seed, "use_bidirectional_attention", None) in (True, "all")
+
+
+def _decodes(seed_class: type[Any], seed: Any) -> bool:
+    """Whether a bare model is a decoder's. Architectures that can be both say which they are by a switch."""
     from transformers.models.auto import modeling_auto
 
     causal = modeling_auto.AutoModelForCausalLM._model_mapping
     masked = modeling_auto.AutoModelForMaskedLM._model_mapping
     config = seed_class.config_class
-    return config in causal and config not in masked
+    return bool(getattr(seed, "is_decoder", False)) or (config in causal and config not in masked)
 
 
 def routed(model: nn.Module) -> list[RoutedFeedForward]:

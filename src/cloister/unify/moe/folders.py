@@ -18,7 +18,7 @@ from torch import Tensor
 from cloister import storage
 from cloister.errors import BrokenCheckpoint
 
-from . import architecture, blocks, checks
+from . import architecture, blocks, checks, routing
 
 SHARD_BYTES = 2 << 30
 _LEFT = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".index.json", ".pkl", ".ckpt")
@@ -155,7 +155,7 @@ def unify(
         for path in paths:
             yield f"{path}.router.vectors", torch.zeros(config.experts, config.hidden_size)
             if config.context != "none":
-                yield f"{path}.router.blend", torch.zeros(1)
+                yield f"{path}.router.blend", torch.full((1,), routing.START)
 
     return _write(out, tensors(), config, source)
 

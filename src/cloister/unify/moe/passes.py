@@ -24,6 +24,8 @@ from torch import Tensor, nn
 
 from cloister.errors import InvalidParameter, UnsupportedParameter
 
+from . import tokens
+
 CACHES = "DynamicCache, StaticCache (neither offloaded), QuantizedCache, and the cache of `cloister serve`"
 
 
@@ -41,11 +43,24 @@ class Pass:
     """One forward pass of the backbone."""
 
     real: Tensor | None = None  # [batch, tokens] of this pass, true for real tokens; None: all are real
+    starts: Tensor | None = None  # [batch, tokens], true where another sequence begins in a row; None: nowhere
     cache: Any = None  # the KV cache, which also keeps the router's running sums
     layers: int = 0  # the model's own layers in the cache, behind which the router's begin
     routes: Routes | None = None  # where to note the router's weights
     owner: nn.Module | None = None
     token: Token[Pass | None] | None = None
+
+    def real_of(self, z: Tensor) -> Tensor | None:
+        """Which tokens of a block's input are real."""
+        known = self.real if self.real is not None else self.starts
+        if z.dim() != 3 or (known is not None and known.shape != z.shape[:2]):
+            expected = "[batch, tokens, numbers]" if known is None else f"{[*known.shape]} tokens"
+            raise InvalidParameter(
+                f"A routed block was given {[*z.shape]} where {expected} were expected.",
+                advice="Something between the model's inputs and its layers adds, drops or flattens tokens; that "
+                "cannot be used with a unified model.",
+            )
+        return self.real
 
 
 _now: ContextVar[Pass | None] = ContextVar("cloister_pass", default=None)
@@ -124,8 +139,10 @@ def _begin(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
                 kwargs = {**kwargs, "past_key_values": details.cache}
         if details.cache is not None:
             check_cache(details.cache, details.layers)
-    if module.config.context != "none":
-        details.real = _real_tokens(given, details.cache)
+    if module.config.context == "none":
+        details.real = tokens.padding(given)
+    else:
+        details.real, details.starts = tokens.understand(given, details.cache, module.config)
     details.token = _now.set(details)
     return args, kwargs
 
@@ -152,48 +169,6 @@ def _wants_cache(module: Any, given: dict[str, Any]) -> bool:
     return bool(getattr(module.config, "use_cache", False) if wanted is None else wanted)
 
 
-# ---- which tokens are real ----------------------------------------------------------------------------------------
-
-
-def _real_tokens(given: dict[str, Any], cache: Any) -> Tensor | None:
-    first = next((given[k] for k in ("input_ids", "inputs_embeds") if given.get(k) is not None), None)
-    if first is None:
-        return None  # images: every patch is real
-    if (told := getattr(cache, "real_tokens", None)) is not None:
-        return told()
-    mask, count = given.get("attention_mask"), first.shape[1]
-    if isinstance(mask, dict):
-        mask = mask.get("full_attention", next(iter(mask.values()), None))
-    if mask is None:
-        return None
-    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
-        raise InvalidParameter(
-            "A unified model's router must know which tokens are real, and this attention mask does not tell.",
-            advice="Give it as [batch, tokens] with 1 for real tokens.",
-            param="attention_mask",
-        )
-    past = 0 if cache is None else cache.get_seq_length()
-    if mask.dim() == 2:
-        if not isinstance(past, Tensor):
-            if mask.shape[1] < past + count:
-                raise InvalidParameter(
-                    f"The attention mask has {mask.shape[1]} columns for {past + count} tokens, cached ones included.",
-                    param="attention_mask",
-                )
-            return mask[:, past : past + count].bool()
-        return mask.index_select(1, _places(past, count, mask.shape[1], mask.device)).bool()
-    # [batch, heads, queries, keys]: a real token may attend to itself, whatever else the mask hides
-    columns = _places(past, count, mask.shape[3], mask.device)
-    diagonal = mask[:, 0, torch.arange(count, device=mask.device), columns]
-    return diagonal if diagonal.dtype == torch.bool else diagonal >= 0
-
-
-def _places(past: Any, count: int, width: int, device: torch.device) -> Tensor:
-    """Columns of the tokens of this pass. A sliding window that is full keeps them at its end."""
-    start = torch.as_tensor(past, device=device).clamp(max=width - count)
-    return start + torch.arange(count, device=device)
-
-
 # ---- running sums in the cache ------------------------------------------------------------------------------------
 
 
@@ -215,12 +190,14 @@ def check_cache(cache: Any, layers: int) -> None:
         )
 
 
-def continued(sums: Tensor, cache: Any, layer: int, layers: int) -> Tensor:
-    """Add to `sums` [batch, tokens, numbers] what the cache holds of earlier tokens, and leave them there in turn."""
+def continued(sums: Tensor, starts: Tensor | None, cache: Any, layer: int, layers: int) -> Tensor:
+    """Add to `sums` [batch, tokens, numbers] what the cache holds of earlier tokens, and leave them there in turn.
+    What came earlier does not count where another sequence has begun since."""
     kept = _kept(cache, layers + layer, layers)
     earlier = _last(kept)
     if earlier is not None:
-        sums = sums + earlier.to(sums.dtype)
+        earlier = earlier.to(sums.dtype)
+        sums = sums + (earlier if starts is None else earlier * (starts.cumsum(1) == 0)[..., None])
     entry = sums.unsqueeze(1)
     kept.update(entry, entry[..., :0])
     return sums

@@ -20,10 +20,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from . import passes
+from . import passes, products
 
 Context = Literal["sequence", "prefix", "none"]
 CONTEXTS: tuple[Context, ...] = ("sequence", "prefix", "none")
+START = 2.2  # the blend before training, before the sigmoid: 0.9. Vectors fitted to sequences route best near there
 
 
 class Router(nn.Module):
@@ -33,41 +34,71 @@ class Router(nn.Module):
         super().__init__()
         self.vectors = nn.Parameter(torch.zeros(experts, hidden, dtype=torch.float32))
         self.blend: nn.Parameter | None  # before the sigmoid
-        blend = nn.Parameter(torch.zeros(1, dtype=torch.float32)) if context != "none" else None
+        blend = nn.Parameter(torch.full((1,), START, dtype=torch.float32)) if context != "none" else None
         self.register_parameter("blend", blend)
         self.context, self.layer = context, layer
 
     def forward(self, z: Tensor) -> Tensor:
         """Router weights [batch, tokens, experts], which add up to one."""
+        kind = z.device.type
+        if torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                return self._weights(z)
+        return self._weights(z)
+
+    def _weights(self, z: Tensor) -> Tensor:
         details = passes.current()
         scores = nn.functional.linear(_single(z), _single(self.vectors))
         if self.blend is not None:
-            share = torch.sigmoid(_single(self.blend))
-            scores = torch.lerp(scores, self._mean(scores, details).expand_as(scores), share)
+            mean = self._sequence(scores, details) if self.context == "sequence" else self._prefix(scores, details)
+            scores = torch.lerp(scores, mean.expand_as(scores), torch.sigmoid(_single(self.blend)))
         weights = torch.softmax(scores, dim=-1)
         if details.routes is not None:
             details.routes.weights.append(weights.detach())
             details.routes.real.append(details.real)
         return weights
 
-    def _mean(self, scores: Tensor, details: passes.Pass) -> Tensor:
-        """Mean score over the real tokens of the sequence, or of its beginning up to each token.
+    # Scores of padding are replaced, not multiplied by zero: they may be NaN.
 
-        Scores of padding are replaced, not multiplied by zero: they may be NaN."""
-        real = details.real
-        if self.context == "sequence":
-            if real is None:
-                return scores.mean(1, keepdim=True)
-            kept = scores.masked_fill(~real[..., None], 0.0).sum(1, keepdim=True)
-            return kept / real.sum(1)[:, None, None].clamp(min=1)
-        if real is None:
-            sums = torch.cat([scores, torch.ones_like(scores[..., :1])], dim=-1)
+    def _sequence(self, scores: Tensor, details: passes.Pass) -> Tensor:
+        """Mean score over the real tokens of each token's sequence."""
+        if details.real is None and details.starts is None:
+            return scores.mean(1, keepdim=True)
+        counted = _counted(scores, details.real)
+        if details.starts is None:
+            sums = counted.sum(1, keepdim=True)
         else:
-            sums = torch.cat([scores.masked_fill(~real[..., None], 0.0), real[..., None].to(scores.dtype)], dim=-1)
-        sums = sums.cumsum(1)
-        if details.cache is not None:
-            sums = passes.continued(sums, details.cache, self.layer, details.layers)
+            which = details.starts.cumsum(1)[..., None].expand_as(counted)
+            sums = torch.zeros_like(counted[:, :1]).expand(-1, counted.shape[1] + 1, -1)
+            sums = sums.scatter_add(1, which, counted).gather(1, which)
         return sums[..., :-1] / sums[..., -1:].clamp(min=1)
+
+    def _prefix(self, scores: Tensor, details: passes.Pass) -> Tensor:
+        """Mean score over the real tokens of each token's sequence up to this token."""
+        sums = _counted(scores, details.real)
+        if sums.shape[1] > 1:
+            sums = sums.cumsum(1)
+        if details.starts is not None:
+            sums = sums - _before(sums, details.starts)
+        if details.cache is not None:
+            sums = passes.continued(sums, details.starts, details.cache, self.layer, details.layers)
+        return sums[..., :-1] / sums[..., -1:].clamp(min=1)
+
+
+def _counted(scores: Tensor, real: Tensor | None) -> Tensor:
+    """The scores with a one behind each token's; for padding all zero."""
+    if real is None:
+        return nn.functional.pad(scores, (0, 1), value=1.0)
+    real = real[..., None]
+    return torch.cat([scores.masked_fill(~real, 0.0), real.to(scores.dtype)], dim=-1)
+
+
+def _before(sums: Tensor, starts: Tensor) -> Tensor:
+    """For every token the running sum just before its sequence began, zero if that was before this pass."""
+    places = torch.arange(1, starts.shape[1] + 1, device=starts.device)
+    began = (places * starts).cummax(1).values  # 0: before this pass; else the place, counted from one
+    shifted = nn.functional.pad(sums, (0, 0, 2, 0))[:, : sums.shape[1] + 1]
+    return shifted.gather(1, began[..., None].expand_as(sums))
 
 
 def _single(tensor: Tensor) -> Tensor:
@@ -78,7 +109,8 @@ class RoutedFeedForward(nn.Module):
     """The block: a router and the experts, each a feed-forward block of the seed's own kind.
 
     Tokens are sorted by expert, each expert sees its tokens once and as one block, and the results are put back where
-    the tokens were. How many tokens each expert got is the only thing that the host waits for."""
+    the tokens were. How many tokens each expert got is the only thing that the host waits for. Padding is left out:
+    no expert computes it, its result is zero."""
 
     def __init__(self, experts: Sequence[nn.Module], hidden: int, *, top_k: int, context: Context, layer: int):
         super().__init__()
@@ -88,22 +120,30 @@ class RoutedFeedForward(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """The weighted sum of the chosen experts' outputs; z is [batch, tokens, hidden]."""
-        weights = self.router(z).flatten(0, 1)
+        real = passes.current().real_of(z)
         rows = z.flatten(0, 1)
-        if self.top_k == 1:
-            best, chosen = weights.max(-1, keepdim=True)
-        else:
-            best, chosen = weights.topk(self.top_k, dim=-1)
-        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
-        if self.top_k == 1 and max(counts) == len(rows):
-            found = self.experts[counts.index(len(rows))](rows)
+        weights = self.router(z).flatten(0, 1)
+        best, chosen = weights.max(-1, keepdim=True) if self.top_k == 1 else weights.topk(self.top_k, dim=-1)
+        if real is not None:
+            chosen = chosen.masked_fill(~real.reshape(-1, 1), len(self.experts))  # an expert behind the last: nobody
+        chosen = chosen.flatten()
+        counts = torch.bincount(chosen, minlength=len(self.experts)).tolist()[: len(self.experts)]
+        if self.top_k == 1 and len(rows) in counts:
+            found = products.applied(self.experts[counts.index(len(rows))], rows)
             return (found * best.to(found.dtype)).reshape(z.shape)
-        order = chosen.flatten().argsort()
-        source = order if self.top_k == 1 else order // self.top_k
+        order, count = chosen.argsort(), sum(counts)
+        source = order[:count] if self.top_k == 1 else order[:count] // self.top_k
         parts = torch.split(rows.index_select(0, source), counts)
-        found = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)])
-        results = found.index_select(0, order.argsort())
-        if self.top_k == 1:
-            return (results * best.to(results.dtype)).reshape(z.shape)
-        results = results.reshape(len(rows), self.top_k, -1)
-        return (best.to(results.dtype)[:, None] @ results).reshape(z.shape)
+        outputs = [products.applied(e, part) for e, part in zip(self.experts, parts, strict=True) if len(part)]
+        if not outputs:
+            return torch.zeros_like(z)
+        place = order.argsort()
+        if count < len(chosen):  # what nobody computed is read from a row of zeros behind the others
+            outputs.append(torch.zeros_like(outputs[0][:1]))
+            place = place.clamp(max=count)
+        result = torch.cat(outputs).index_select(0, place)
+        if self.top_k > 1:
+            result = result.reshape(len(rows), self.top_k, -1)
+            return (best.to(result.dtype)[:, None] @ result).reshape(z.shape)
+        result = result * best.to(result.dtype)
+        return result.reshape(z.shape)

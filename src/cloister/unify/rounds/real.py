@@ -321,52 +321,12 @@ class RealSteps:
         onto: Path | None = None,
     ) -> None:
         """Stack, start the router, train jointly, write the checkpoint."""
-        import torch
-        from safetensors.torch import load_file
-
-        from cloister.unify import joint, moe
-        from cloister.unify.experts import apply_delta
         from cloister.unify.moe import folders
 
-        torch.manual_seed(terms.router.seed_for_order)
-        model, have, wanted = _seed(seed), _public(public), terms.router
-        states = {found.name: apply_delta(model, load_file(str(found.expert))) for found in received}
-        proxies = {found.name: have.by_id(found.proxies) for found in received}
-        vectors = _vectors(model, received, proxies, terms)
-        new = list(states)
-        if onto is None:
-            context = None if wanted.context == "auto" else wanted.context
-            unified = moe.unify(model.model, states, top_k=wanted.top_k, context=context, fallback=wanted.fallback)
-            moe.set_router(unified, vectors)
-        else:
-            unified = folders.Folder(onto).model()
-            there = moe.owners(unified)
-            if gone := sorted(set(there) - set(states)):
-                raise UsageError(
-                    f"{onto} has an expert of {', '.join(gone)}, of whom no contribution is here.",
-                    advice="Take them out first: cloister unify remove MODEL OWNER --out OUT",
-                )
-            new = [name for name in states if name not in there]
-            for name in new:
-                row = list(states).index(name)
-                moe.add_owner(unified, name, states[name], [layer[row] for layer in vectors])
-        if wanted.epochs and new:
-            joint.train_jointly(
-                unified,
-                model,
-                proxies,
-                states,
-                joint.JointSettings(
-                    epochs=wanted.epochs,
-                    lr=wanted.lr,
-                    router_lr=wanted.router_lr,
-                    batch=wanted.batch,
-                    seed_for_order=wanted.seed_for_order,
-                ),
-                workdir=_folder(workdir / "joint"),
-                progress=progress,
-                only=None if onto is None else new,
-            )
+        from . import building
+
+        model = _seed(seed)
+        unified = building.unified(model, _public(public), received, terms, workdir, progress, onto)
         folders._copy_rest(seed, out)
         unified.save_pretrained(out)
         _write_labels(out, model, terms, public)
@@ -484,16 +444,3 @@ def _settings(terms: Terms, dp: Any) -> Any:
         seed_for_order=wanted.seed_for_order,
         dp=dp,
     )
-
-
-def _vectors(seed: Any, received: Sequence[Received], proxies: Mapping[str, Any], terms: Terms) -> list[Any]:
-    """Where the router starts: (owners, hidden) a layer."""
-    import torch
-    from safetensors.torch import load_file
-
-    from cloister.unify.joint import router_vectors_from_proxies
-
-    if terms.router.vectors == "proxies":
-        return router_vectors_from_proxies(seed, proxies, how=terms.router.start)
-    sent = [load_file(str(found.routing))["vectors"].float() for found in received]
-    return list(torch.stack(sent, dim=1))

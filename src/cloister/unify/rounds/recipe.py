@@ -98,7 +98,7 @@ class Expert(Part):
     rank: int = Field(default=16, ge=1, le=4096)
     alpha: float = Field(default=32, gt=0, le=1e6)
     epochs: int = Field(default=3, ge=1, le=1000)
-    lr: float = Field(default=5e-4, gt=0, le=10)
+    lr: float = Field(default=1e-3, gt=0, le=10)
     batch: int = Field(default=32, ge=1, le=1 << 20)
     proxy_batch: int = Field(default=16, ge=0, le=1 << 20)  # proxies a step, beside `batch` private examples
     proxy_weight: float = Field(default=0.5, ge=0, le=1000)
@@ -113,9 +113,10 @@ class Router(Part):
     fallback: bool = False
     vectors: Literal["proxies", "private"] = "proxies"  # private: clipped and noised by the owner
     start: Literal["fit", "mean"] = "fit"  # of vectors from proxies
+    share: float = Field(default=0.4, ge=0, le=1)  # of what other experts learned in each expert
     epochs: float = Field(default=1, ge=0, le=1000)  # 0: no joint training
-    lr: float = Field(default=2e-4, gt=0, le=10)
-    router_lr: float = Field(default=5e-3, gt=0, le=10)
+    lr: float = Field(default=5e-5, gt=0, le=10)
+    router_lr: float = Field(default=2e-5, gt=0, le=10)
     batch: int = Field(default=24, ge=1, le=1 << 20)
     seed_for_order: int = Field(default=0, ge=0, lt=1 << 31)
 

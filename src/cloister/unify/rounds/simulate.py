@@ -34,8 +34,9 @@ def prepare(
     terms: Mapping[str, Any],
     task: recipes.Task,
     quorum: int = 0,
+    tasks: Mapping[str, recipes.Task] | None = None,
 ) -> Coordinator:
-    """Keys for everybody and an invitation; what an earlier run prepared is taken as it is."""
+    """Keys for everybody and an invitation; what was prepared is taken as it is. `tasks`: owners' own ones."""
     keys = {name: Key.at(folder / OWNERS / name / "key") for name in sorted(names)}
     key = Key.at(folder / COORDINATOR / "key")
     if (folder / COORDINATOR / STATE).exists():
@@ -44,7 +45,7 @@ def prepare(
         folder / COORDINATOR,
         seed,
         public,
-        [recipes.Owner(name=name, key=keys[name].public.text) for name in sorted(names)],
+        [recipes.Owner(name=name, key=keys[name].public.text, task=(tasks or {}).get(name)) for name in sorted(names)],
         key=key,
         steps=steps,
         task=task,
