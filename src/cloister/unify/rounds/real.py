@@ -346,8 +346,10 @@ class RealSteps:
     def export(self, model: Path, out: Path) -> None:
         """The unified model in a stock architecture."""
         from cloister.unify import moe
+        from cloister.unify.moe import folders
 
-        moe.export_stock(model, out)
+        moe.export_stock(folders.Folder(model).model(), out)
+        folders._copy_rest(model, out)
 
 
 def _part(name: str) -> Any:
