@@ -16,7 +16,7 @@ from cloister.bench.schema import Report, Row
 from cloister.errors import CloisterError, UsageError
 from cloister.progress import SILENT, Progress
 
-_SUITES = {"permute": "cloister.bench.permute", "engine": "cloister.bench.engine"}
+_SUITES = {"permute": "cloister.bench.permute", "engine": "cloister.bench.engine", "unify": "cloister.bench.unify"}
 _VERSIONS = ("torch", "transformers", "numpy", "safetensors", "starlette", "uvicorn", "httpx")
 
 

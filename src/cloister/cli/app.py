@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from cloister import __version__
-from cloister.cli import ask, bench, console, contexts, demo, doctor, gateway, protect, push, serve
+from cloister.cli import ask, bench, console, contexts, demo, doctor, gateway, protect, push, serve, unify
 from cloister.errors import CloisterError
+
+typer.core.HAS_RICH = False  # our help is plain; some versions of Typer would write "\\[required]" into it
 
 INTERRUPTED = 130
 HELP = """Private Mixture-of-Experts language models: protect a checkpoint, serve it anywhere, ask it privately.
@@ -63,6 +66,7 @@ for _module in (protect, serve, gateway, ask, doctor, contexts, push, bench, dem
         no_args_is_help=_module.NEEDS_ARGUMENTS,
         context_settings=LOOK,
     )(_module.command)
+app.add_typer(unify.app, name="unify", short_help="One model of several owners' experts")
 
 
 def _version(value: bool) -> None:

@@ -14,7 +14,7 @@ NEEDS_ARGUMENTS = True
 
 
 def command(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="What to measure: permute, engine.")],
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="What to measure: permute, engine, unify.")],
     quick: Annotated[
         bool, typer.Option("--quick", help="Small sizes, to see that it runs. The figures mean little.")
     ] = False,

@@ -62,14 +62,29 @@ class PublicKey:
         der = _public(self.text).public_bytes(forms.Encoding.DER, forms.PublicFormat.SubjectPublicKeyInfo)
         return hashlib.sha256(der).hexdigest()
 
+    @property
+    def pem(self) -> bytes:
+        """The key as Flower's nodes show it."""
+        from cryptography.hazmat.primitives import serialization as forms
+
+        spelled: bytes = _public(self.text).public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
+        return spelled
+
     def signed(self, message: bytes, signature: bytes) -> bool:
         """Whether the holder of this key signed `message`."""
+        return self._verify(_PURPOSE + message, signature, "SHA384")
+
+    def signed_for_node(self, message: bytes, signature: bytes) -> bool:
+        """Whether the holder of this key signed `message` in the way of Flower's nodes."""
+        return self._verify(message, signature, "SHA256")
+
+    def _verify(self, message: bytes, signature: bytes, digest: str) -> bool:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
 
         try:
-            _public(self.text).verify(signature, _PURPOSE + message, ec.ECDSA(hashes.SHA384()))
+            _public(self.text).verify(signature, message, ec.ECDSA(getattr(hashes, digest)()))
         except InvalidSignature:
             return False
         return True
@@ -144,6 +159,13 @@ class Key:
         from cryptography.hazmat.primitives.asymmetric import ec
 
         return bytes(self._secret.sign(_PURPOSE + message, ec.ECDSA(hashes.SHA384())))
+
+    def sign_for_node(self, message: bytes) -> bytes:
+        """A signature in the way of Flower's nodes; `PublicKey.signed` never accepts it."""
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        return bytes(self._secret.sign(message, ec.ECDSA(hashes.SHA256())))
 
 
 def _public(text: str) -> Any:

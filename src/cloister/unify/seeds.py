@@ -93,6 +93,8 @@ class Seed:
             raise UnsupportedModel("A seed for texts needs its tokenizer.")
         elif tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+        if tokenizer is not None:
+            tokenizer.padding_side = "right"  # or the first real token would be predicted from padding
         most = getattr(model.config, "max_position_embeddings", None) or max_tokens
         model = model.eval().requires_grad_(False)
         return Seed(model, kind, model.config.hidden_size, tokenizer, looks, min(max_tokens, most), fingerprint(model))

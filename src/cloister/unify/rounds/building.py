@@ -37,7 +37,7 @@ def unified(
     wanted = terms.router
     torch.manual_seed(wanted.seed_for_order)
     sent = {found.name: apply_delta(seed, load_file(str(found.expert))) for found in received}
-    states = joint.shared(seed, sent, wanted.share) if wanted.share and len(sent) > 1 else sent
+    states = joint.shared(seed, sent, terms.share()) if terms.share() and len(sent) > 1 else sent
     proxies = {found.name: public.by_id(found.proxies) for found in received}
     if onto is None:
         context = None if wanted.context == "auto" else wanted.context

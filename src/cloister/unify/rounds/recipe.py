@@ -113,12 +113,18 @@ class Router(Part):
     fallback: bool = False
     vectors: Literal["proxies", "private"] = "proxies"  # private: clipped and noised by the owner
     start: Literal["fit", "mean"] = "fit"  # of vectors from proxies
-    share: float = Field(default=0.4, ge=0, le=1)  # of what other experts learned in each expert
+    share: float | None = Field(
+        default=None, ge=0, le=1
+    )  # of what the others learned in each expert; see `Terms.share`
     epochs: float = Field(default=1, ge=0, le=1000)  # 0: no joint training
     lr: float = Field(default=5e-5, gt=0, le=10)
     router_lr: float = Field(default=2e-5, gt=0, le=10)
     batch: int = Field(default=24, ge=1, le=1 << 20)
     seed_for_order: int = Field(default=0, ge=0, lt=1 << 31)
+
+
+# What sharing is worth, measured: with encoders of texts it helps, with images and decoders it costs.
+_SHARES = {"encoder": 0.4, "decoder": 0.0, "vision": 0.0}
 
 
 class Terms(Part):
@@ -130,6 +136,10 @@ class Terms(Part):
     selection: Selection = Selection()
     expert: Expert = Expert()
     router: Router = Router()
+
+    def share(self) -> float:
+        """How much of the others' changes each expert gets."""
+        return _SHARES[SEED_FOR[self.task.kind]] if self.router.share is None else self.router.share
 
     def digest(self) -> str:
         """By this the terms are known; it stands in every manifest."""
