@@ -22,7 +22,8 @@ QUIET_SECONDS = 30.0  # the longest pause between two questions to an owner who 
 ANSWER_SECONDS = 120.0  # after which a small question is asked again
 DATA_SECONDS = 3600.0  # and one that moves chunks; an owner who connects again is asked at once
 QUICK_SECONDS, SLOW_SECONDS = 20.0, 60.0  # for chunks: more of them at once, or fewer
-LAST_SECONDS = 30.0  # for owners who are there to hear how it ended
+LAST_SECONDS = 60.0  # for owners who are there to hear how it ended
+RECENT_SECONDS = 30.0  # an owner who was connected so lately is waited for at the end
 TRIES = 3  # to start a SuperLink again that has died
 
 
@@ -90,6 +91,7 @@ class _Talk:
         self.round, self.progress = round_, progress
         self.index = Sender(round_.folder / INVITATION).index
         self.peers = {name: _Peer(CoordinatorSide(round_, name)) for name in names}
+        self.seen: dict[str, float] = {}  # when each was connected last
         self.moved = time.monotonic()
 
     def go(self, link: Link) -> None:
@@ -105,18 +107,23 @@ class _Talk:
             standing = self.round.standing()
             self._tell()
             online = link.online()
+            self.seen |= dict.fromkeys(online, time.monotonic())
             if not standing.awaited:
                 over = over or time.monotonic()
-                untold = [name for name in self.peers if self._should_hear(name, online)]
+                untold = [name for name in self.peers if self._should_hear(name)]
                 if not untold or time.monotonic() > over + LAST_SECONDS:
                     return
             self._speak(link, online)
             time.sleep(PAUSE if time.monotonic() < self.moved + IDLE_SECONDS else IDLE_PAUSE)
 
-    def _should_hear(self, name: str, online: set[str]) -> bool:
-        """An owner who is there, or who waits to hear that its contribution was taken while we were not there."""
+    def _should_hear(self, name: str) -> bool:
+        """An owner who is there or was a moment ago (busy machines connect anew), or whose contribution was taken while
+        we were not there."""
         stage = self.round.book.entry(name).stage
-        return not self.peers[name].side.told and (name in online or stage == "received")
+        return not self.peers[name].side.told and (self._was_here(name) or stage == "received")
+
+    def _was_here(self, name: str) -> bool:
+        return time.monotonic() < self.seen.get(name, float("-inf")) + RECENT_SECONDS
 
     def _look_at_the_door(self, link: Link) -> None:
         """An owner that has connected anew has not heard what was asked before; strangers are written down."""
