@@ -120,7 +120,9 @@ class _Talk:
         """An owner who is there or was a moment ago (busy machines connect anew), or whose contribution was taken while
         we were not there."""
         stage = self.round.book.entry(name).stage
-        return not self.peers[name].side.told and (self._was_here(name) or stage == "received")
+        peer = self.peers[name]
+        unheard = not peer.side.told or bool(peer.number)  # being asked is not having heard
+        return unheard and (self._was_here(name) or stage == "received")
 
     def _was_here(self, name: str) -> bool:
         return time.monotonic() < self.seen.get(name, float("-inf")) + RECENT_SECONDS
