@@ -251,8 +251,8 @@ def test_what_answers_at_the_port(players: Callable[[list[str], int], Players]) 
     assert node.knock(address, play.parties.key("ada"), trusted) == "ada"
     for line in lines:
         line.close()
+    play.until(lambda: "sent something that no owner's node sends" in play.strangers(), "the stranger is written down")
     assert Key.at(play.folder / "keys" / "ada").fingerprint not in play.strangers()
-    assert "sent something that no owner's node sends" in play.strangers()
 
 
 def test_two_commands_in_one_folder(tmp_path: Path) -> None:
