@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from tiny import TOPICS, encoder, sentences
 
 import cloister.unify.moe as moe
-from cloister.errors import NotAvailable, UsageError, WouldRevealSecret
+from cloister.errors import InvalidParameter, NotAvailable, UsageError, WouldRevealSecret
 from cloister.unify import evaluation, labels
 from cloister.unify import examples as tables
 from cloister.unify.disclosure import accounting, claims, report
@@ -158,6 +158,47 @@ def test_a_whole_round(world: World, tmp_path: Path) -> None:
     assert (work / DISCLOSURE).stat().st_mode & 0o077 == 0
     left = [(world.folder / "owners" / name / owners.CONTRIBUTION / contribution.REPORT) for name in TOPICS]
     assert left[0].read_bytes() == left[1].read_bytes() == left[2].read_bytes()
+
+
+def test_owners_with_a_task_and_labels_of_their_own(world: World, tmp_path: Path) -> None:
+    """One owner chooses among answers, one has labels that are not the round's; the model knows all labels."""
+    lines = [
+        {"id": f"q{i}", "question": text, "choices": [TOPICS["travel"][0], TOPICS["kitchen"][0]], "answer": i % 2}
+        for i, text in enumerate(sentences("travel", 40, seed=3).texts())
+    ]
+    world.private("travel").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    apart = tuple(TOPICS["kitchen"])
+    own = {"travel": recipes.Task(kind="choose"), "kitchen": recipes.Task(kind="classify", labels=apart)}
+    names = ["bank", "kitchen", "travel"]
+    round_ = begin(
+        world.folder / "round",
+        world.folder / "seed",
+        world.folder / "public.jsonl",
+        [world.owner(name).model_copy(update={"task": own.get(name)}) for name in names],
+        key=world.key("coordinator"),
+        steps=RealSteps(),
+        task=recipes.Task(kind="classify", labels=tuple(TOPICS["bank"])),
+        terms=OPTIONS,
+        quorum=3,
+    )
+    for name in names:
+        assert round_.receive(world.contribute(round_, name, RealSteps(measure=False)))[1].stage == "received"
+    round_.build(tmp_path / "model", wait=False)
+    assert moe.owners(Folder(tmp_path / "model").model()) == names
+    assert labels.read(tmp_path / "model").names == (*TOPICS["bank"], *apart)
+    found = evaluation.evaluate(tmp_path / "model", {"travel": world.private("travel")}, seed=world.folder / "seed")[
+        "travel"
+    ]
+    assert found.score.n == 40
+    with pytest.raises(UsageError, match="compared under the seed"):
+        evaluation.evaluate(tmp_path / "model", {"travel": world.private("travel")})
+    with pytest.raises(InvalidParameter, match="another kind of seed"):
+        begin(
+            world.folder / "other", world.folder / "seed", world.folder / "public.jsonl",
+            [world.owner("bank").model_copy(update={"task": recipes.Task(kind="language")})],
+            key=world.key("coordinator"), steps=RealSteps(),
+            task=recipes.Task(kind="choose"), terms=OPTIONS, quorum=1,
+        )  # fmt: skip
 
 
 def _public_texts(world: World) -> list[str]:

@@ -413,7 +413,9 @@ def remove(
 ) -> None:
     """Take an owner out: of a round (what it sent is deleted), or its expert out of a model.
 
-    The joint training has seen the owner's chosen public examples; to undo that too, build the round anew.
+    A model of texts keeps a part of the expert in the others' experts, and the joint training has seen the owner's
+    chosen public examples. To be without both, take the owner out of the round and build again; no expert is trained
+    again for that.
 
     \b
     Examples:
@@ -442,6 +444,11 @@ def remove(
             partial / PROVENANCE, {**made, "owners": {name: about for name, about in owners.items() if name != owner}}
         )
     print(out)
+    if made.get("share"):
+        console.note(
+            f"The other experts still hold a part of what {owner}'s expert learned ({made['share']} of it). To be without "
+            f"it: cloister unify remove ROUND {owner}, then cloister unify build ROUND MODEL."
+        )
 
 
 @app.command(no_args_is_help=True)

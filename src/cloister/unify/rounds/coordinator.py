@@ -309,6 +309,7 @@ class Coordinator:
             "task": terms.task.model_dump(mode="json"),
             "seed": terms.seed.fingerprint,
             "public": terms.public,
+            "share": terms.share(),  # of every owner's changes in the others' experts
             "owners": {found.name: found.digest for found in received},
         }
 
