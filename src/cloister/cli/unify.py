@@ -446,8 +446,8 @@ def remove(
     print(out)
     if made.get("share"):
         console.note(
-            f"The other experts still hold a part of what {owner}'s expert learned ({made['share']} of it). To be without "
-            f"it: cloister unify remove ROUND {owner}, then cloister unify build ROUND MODEL."
+            f"The other experts still hold {made['share']} of what {owner}'s expert learned. To be without it: "
+            f"cloister unify remove ROUND {owner}, then cloister unify build ROUND MODEL."
         )
 
 
