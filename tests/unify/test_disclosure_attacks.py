@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from tiny import TOPICS, WORDS, encoder
 
-from cloister.unify.disclosure import accounting, noise
+from cloister.unify import noise
+from cloister.unify.disclosure import accounting
 from cloister.unify.disclosure import routing_vectors as rv
 from cloister.unify.disclosure.measures import auc, most_auc
 from cloister.unify.examples import Examples, concat

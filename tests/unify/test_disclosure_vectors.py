@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cloister.unify.disclosure import noise
+from cloister.unify import noise
 from cloister.unify.disclosure import routing_vectors as rv
 
 DRAW = np.random.default_rng(0)

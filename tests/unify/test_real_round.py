@@ -183,6 +183,8 @@ def test_owners_with_a_task_and_labels_of_their_own(world: World, tmp_path: Path
     )
     for name in names:
         assert round_.receive(world.contribute(round_, name, RealSteps(measure=False)))[1].stage == "received"
+    round_.add(world.owner("travel"), world.key("coordinator"))  # another deadline, say
+    assert round_.recipe.owner("travel") == world.owner("travel").model_copy(update={"task": own["travel"]})
     round_.build(tmp_path / "model", wait=False)
     assert moe.owners(Folder(tmp_path / "model").model()) == names
     assert labels.read(tmp_path / "model").names == (*TOPICS["bank"], *apart)

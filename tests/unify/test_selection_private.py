@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -12,12 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cloister.errors import UsageError
+from cloister.unify import noise
 from cloister.unify.selection import Selection, choose, dp_relevance
 from cloister.unify.selection import private as module
 from cloister.unify.selection.private import (
     SENSITIVITY_SQUARED,
     delta_of,
-    discrete_gaussian,
     noise_variance,
     noisy_sum,
     statistic,
@@ -76,8 +75,7 @@ def test_the_noise_is_calibrated(epsilon: float, delta: float) -> None:
 
 @pytest.mark.parametrize("variance", [1, 9, 400])
 def test_the_noise_is_a_discrete_gaussian(variance: int) -> None:
-    dice = random.Random(5)
-    drawn = np.array([discrete_gaussian(variance, dice) for _ in range(6000)])
+    drawn = noise.of_variance(6000, variance, insecure_seed=5)
     k = np.arange(-8 * math.isqrt(variance) - 8, 8 * math.isqrt(variance) + 9)
     p = np.exp(-(k**2) / (2 * variance))
     expected = np.cumsum(p / p.sum())

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from cloister import storage
 from cloister.errors import NotAvailable
-from cloister.unify.disclosure import noise as discrete
+from cloister.unify import noise as discrete
 from cloister.unify.examples import Examples
 from cloister.unify.seeds import Seed
 from cloister.unify.tasks import Task

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 
 from cloister.errors import UsageError
 from cloister.progress import SILENT, Progress
-from cloister.unify.disclosure import accounting, noise
+from cloister.unify import noise
+from cloister.unify.disclosure import accounting
 from cloister.unify.disclosure.accounting import Neighbours
 from cloister.unify.disclosure.measures import Doubles
 

@@ -252,14 +252,14 @@ def _routed_names(source: Folder) -> tuple[dict[str, tuple[str, str]], list[str]
 
 def _save(model: Any, source: Folder, out: Path) -> Path:
     with storage.fresh_directory(out) as partial:
-        _copy_rest(source.path, partial)
+        copy_rest(source.path, partial)
         model.save_pretrained(partial)
     return out
 
 
 def _write(out: Path, tensors: Iterable[tuple[str, Tensor]], config: Any, source: Folder) -> Path:
     with storage.fresh_directory(out) as partial:
-        _copy_rest(source.path, partial)
+        copy_rest(source.path, partial)
         write_shards(partial, tensors)
         config.save_pretrained(str(partial))
         architecture.write_card(partial, config, config.architectures[0])
@@ -301,7 +301,7 @@ def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], *, shard_b
         storage.write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2))
 
 
-def _copy_rest(source: Path, target: Path) -> None:
+def copy_rest(source: Path, target: Path) -> None:
     """Everything of the source but weights, its configuration and its card."""
     for path in sorted(source.rglob("*")):
         relative = path.relative_to(source)

@@ -110,6 +110,8 @@ class Coordinator:
                 f"{owner.name} is invited with another key.",
                 advice="Remove it first, if this really is the same organisation's new key.",
             )
+        if old is not None and owner.task is None:
+            owner = owner.model_copy(update={"task": old.task})
         plain = self.recipe.plain()
         others = [about for about in plain["owners"] if about["name"] != owner.name]
         plain["owners"] = [*others, owner.model_dump(mode="json")]

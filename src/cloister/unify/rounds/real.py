@@ -327,7 +327,7 @@ class RealSteps:
 
         model = _seed(seed)
         unified = building.unified(model, _public(public), received, terms, workdir, progress, onto)
-        folders._copy_rest(seed, out)
+        folders.copy_rest(seed, out)
         unified.save_pretrained(out)
         _write_labels(out, model, terms, public)
 
@@ -338,7 +338,7 @@ class RealSteps:
 
         unified = folders.Folder(model).model()
         moe.remove_owner(unified, owner)
-        folders._copy_rest(model, out)
+        folders.copy_rest(model, out)
         unified.save_pretrained(out)
         if (model / labels.FILE).exists():
             shutil.copyfile(model / labels.FILE, out / labels.FILE)
@@ -349,7 +349,7 @@ class RealSteps:
         from cloister.unify.moe import folders
 
         moe.export_stock(folders.Folder(model).model(), out)
-        folders._copy_rest(model, out)
+        folders.copy_rest(model, out)
 
 
 def _part(name: str) -> Any:

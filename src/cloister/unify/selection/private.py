@@ -30,15 +30,13 @@ weights trained on the data. One example is one unit of protection; who contribu
 from __future__ import annotations
 
 import math
-import random
-import secrets
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from cloister.errors import UsageError
 from cloister.progress import SILENT, Progress
+from cloister.unify import noise
 
 from .greedy import Doubles, Indices, Vectors
 from .relevance import Classifier, cross_fit
@@ -55,14 +53,6 @@ class Privacy:
     epsilon: float
     delta: float
     rho: float
-
-
-class Dice(Protocol):
-    """Uniform integers."""
-
-    def randrange(self, stop: int, /) -> int:
-        """One below `stop`."""
-        ...
 
 
 def dp_relevance(
@@ -144,48 +134,7 @@ def delta_of(rho: float, epsilon: float) -> float:
 
 def noisy_sum(total: Indices, variance: int, *, insecure_seed: int | None = None) -> Indices:
     """`total` with discrete Gaussian noise in every coordinate. A seed makes it repeatable, and worthless."""
-    dice: Dice = secrets.SystemRandom() if insecure_seed is None else random.Random(insecure_seed)
-    return total + np.array([discrete_gaussian(variance, dice) for _ in total], dtype=np.int64)
-
-
-def discrete_gaussian(variance: int, dice: Dice) -> int:
-    """An integer k with probability proportional to exp(-k^2 / (2 variance)), exactly (the sampler of the same paper).
-
-    A discrete Laplace number of scale t is kept with probability exp(-(|k| - variance/t)^2 / (2 variance)).
-    """
-    scale = math.isqrt(variance) + 1
-    while True:
-        number = _discrete_laplace(scale, dice)
-        above = abs(abs(number) * scale - variance)
-        if _coin_exp(above * above, 2 * variance * scale * scale, dice):
-            return number
-
-
-def _discrete_laplace(scale: int, dice: Dice) -> int:
-    """k with probability proportional to exp(-|k| / scale)."""
-    while True:
-        low = dice.randrange(scale)
-        if not _coin_exp(low, scale, dice):
-            continue
-        high = 0
-        while _coin_exp(1, 1, dice):
-            high += 1
-        size = low + scale * high
-        negative = dice.randrange(2) == 1
-        if size or not negative:  # zero has one sign
-            return -size if negative else size
-
-
-def _coin_exp(over: int, under: int, dice: Dice) -> bool:
-    """True with probability exp(-over / under), by coins of rational probability alone."""
-    while over > under:
-        if not _coin_exp(1, 1, dice):
-            return False
-        over -= under
-    k = 1
-    while dice.randrange(under * k) < over:
-        k += 1
-    return k % 2 == 1
+    return total + noise.of_variance(len(total), variance, insecure_seed=insecure_seed)
 
 
 def tilt(mean: Doubles, public: Doubles, penalty: float) -> Classifier:

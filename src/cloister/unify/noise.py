@@ -33,9 +33,13 @@ def gaussian(count: int, deviation: float, *, insecure_seed: int | None = None) 
     """`count` whole numbers with probability proportional to exp(-x^2 / (2 deviation^2))."""
     if not (deviation > 0 and math.isfinite(deviation)) or deviation > 1 << 55:
         raise UsageError("The noise needs a standard deviation that is positive and fits in 64 bits.")
+    return of_variance(count, Fraction(deviation) ** 2, insecure_seed=insecure_seed)
+
+
+def of_variance(count: int, variance: Fraction | int, *, insecure_seed: int | None = None) -> NDArray[np.int64]:
+    """`gaussian` by its variance, which is exact."""
     below = source(insecure_seed)
-    exact = Fraction(deviation) ** 2
-    return np.array([_gaussian(exact, below) for _ in range(count)], dtype=np.int64)
+    return np.array([_gaussian(Fraction(variance), below) for _ in range(count)], dtype=np.int64)
 
 
 def laplace(scale: int, *, insecure_seed: int | None = None) -> int:
