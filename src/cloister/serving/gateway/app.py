@@ -24,7 +24,7 @@ import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import cloister
@@ -111,7 +111,7 @@ def create_gateway(settings: GatewaySettings, models: Sequence[Hosted], ledger: 
     # Raised in a route: whether a client may retry depends on what has left this machine.
     app.add_exception_handler(CloisterError, gateway.refused)
     app.add_exception_handler(Exception, gateway.failed)
-    outer: ASGIApp = gateway.counted(app)
+    outer: ASGIApp = gateway.counted(app, routes)
     outer = guard(outer, hosts=settings.allow_hosts, origins=settings.allow_origins, keys=settings.api_keys)
     return _no_retries(http.request_boundary(http.limit_body(outer, settings.max_body)))
 
@@ -361,14 +361,14 @@ class _Gateway:
         """Something that nobody foresaw; the boundary logs it."""
         return http.error_response(exc)
 
-    def counted(self, app: ASGIApp) -> ASGIApp:
-        """Count answers by route and status."""
+    def counted(self, app: ASGIApp, routes: Sequence[Route]) -> ASGIApp:
+        """Count answers by route and status. Only newer Starlettes leave the route in the scope, so it is looked up."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             async def noted(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    route = scope.get("route")
-                    self._answers[(getattr(route, "path", "other"), message["status"])] += 1
+                    path = next((r.path for r in routes if r.matches(scope)[0] != Match.NONE), "other")
+                    self._answers[(path, message["status"])] += 1
                 await send(message)
 
             await app(scope, receive, noted if scope["type"] == "http" else send)
