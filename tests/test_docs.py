@@ -67,3 +67,28 @@ def test_targets_of_the_makefile_are_described() -> None:
     assert phony
     for target in phony[1].split():
         assert re.search(rf"^{target}:.*## \w", makefile, re.MULTILINE), target
+
+
+def test_commands_of_unify_run_as_they_are_written() -> None:
+    """Every command line in the pages has the arguments that it needs, and no option that is not there."""
+    import shlex
+
+    import click
+    from typer.main import get_command
+
+    from cloister.cli.unify import app
+
+    group = get_command(app)
+    assert isinstance(group, click.Group)
+    seen, wrong = set(), []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = re.sub(r"\\\n\s*", " ", page.read_text())
+        for line in re.findall(r"^ {4,}.*?\bcloister unify (\w.*)$", text, re.MULTILINE):
+            name, *words = shlex.split(re.split(r"  ->|\.\.\.|  +then |  +reads ", line)[0], comments=True)
+            seen.add(name)
+            try:
+                group.commands[name].make_context(name, words, resilient_parsing="..." in line)
+            except (KeyError, click.ClickException) as error:
+                wrong.append(f"{page.name}: cloister unify {line}: {error}")
+    assert wrong == []
+    assert seen >= {"key", "invite", "contribute", "build", "coordinator", "join", "simulate", "evaluate", "status"}

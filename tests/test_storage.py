@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -121,3 +122,76 @@ def test_a_file_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
         raise RuntimeError
     assert (tmp_path / "file").read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def killed_while_replacing(out: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """SIGKILL before the `at`-th rename of a process that replaces `out`; nothing gets to clean up."""
+    child = os.fork()
+    if child == 0:
+        ordinary, seen = Path.replace, []
+
+        def replace(self: Path, target: Path) -> Path:
+            seen.append(target)
+            if len(seen) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return ordinary(self, target)
+
+        monkeypatch.setattr(Path, "replace", replace)
+        with storage.fresh_directory(out, replace=True) as partial:
+            (partial / "new").write_text("2")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_replacement_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Between the two renames nothing is at its place: whoever reads next finds the old contents again."""
+    out = tmp_path / "out"
+    with storage.fresh_directory(out) as partial:
+        (partial / "old").write_text("1")
+    killed_while_replacing(out, monkeypatch, at)
+    assert out.exists() == (at == 1)
+    storage.restore(out)
+    assert (out / "old").read_text() == "1"
+    with storage.fresh_directory(out, replace=True) as partial:
+        (partial / "new").write_text("2")
+    assert [path.name for path in out.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "nothing of the killed one is left"
+
+
+def test_a_writer_that_may_not_replace_finds_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    with storage.fresh_directory(out) as partial:
+        (partial / "old").write_text("1")
+    killed_while_replacing(out, monkeypatch, 2)
+    with pytest.raises(UsageError, match="not empty"), storage.fresh_directory(out):
+        pass
+    assert (out / "old").read_text() == "1"
+
+
+def test_restoring_leaves_a_living_writer_alone(tmp_path: Path) -> None:
+    out, old = tmp_path / "out", tmp_path / ".out.old-abcd1234"
+    with storage.fresh_directory(out) as partial:
+        (partial / "a").write_text("1")
+        old.mkdir()
+        (old / "b").write_text("2")
+        storage.restore(out)
+        assert old.exists() and not out.exists()
+    storage.restore(out)
+    assert (out / "a").exists() and not (out / "b").exists()
+    storage.restore(tmp_path / "nothing" / "there")
+
+
+def test_folders_for_oneself(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        (tmp_path / "mine").mkdir(mode=0o755)
+        made = storage.private_directory(tmp_path / "mine" / "a" / "b")
+        (made / "c").mkdir(mode=0o777)
+        (made / "c" / "file").write_text("1")
+        storage.make_private(made)
+    finally:
+        os.umask(old)
+    modes = {name: stat.S_IMODE((tmp_path / "mine" / name).stat().st_mode) for name in (".", "a", "a/b", "a/b/c/file")}
+    assert modes == {".": 0o755, "a": 0o700, "a/b": 0o700, "a/b/c/file": 0o600}, "what was there stays as it was"
+    storage.private_directory(made)

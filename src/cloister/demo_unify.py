@@ -74,8 +74,8 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         )
     asked = found["asked"]
     shown += [
-        ("never left an owner", "its examples, how many they are, gradients, losses"),
-        ("so", "the ids tell the subject, and weights can be tested for single examples (docs/unify.md)"),
+        ("never left an owner", "its examples, gradients, losses"),
+        ("so", "ids tell the subject, weights about how many; they can be tested for single examples (docs/unify.md)"),
         ("you ask the model", f'"{asked["question"]}", protected and through a gateway'),
         ("it answers", f"{asked['label']} (the plain model: {asked['plain']})"),
     ]

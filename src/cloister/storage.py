@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from cloister.errors import DiskFull, TooBusy, UsageError
 
 SECRET_MODE = 0o600
 ORDINARY_MODE = 0o644
+SECRET_FOLDER = 0o700
+ORDINARY_FOLDER = 0o755
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -75,7 +78,12 @@ def partial_path(out: Path | str) -> Path:
 
 @contextmanager
 def fresh_directory(
-    out: Path | str, *, replace: bool = False, resume: bool = False, keep_partial: bool = False, mode: int = 0o755
+    out: Path | str,
+    *,
+    replace: bool = False,
+    resume: bool = False,
+    keep_partial: bool = False,
+    mode: int = ORDINARY_FOLDER,
 ) -> Iterator[Path]:
     """Yield a partial directory that becomes `out` when the block ends well.
 
@@ -83,16 +91,19 @@ def fresh_directory(
     `keep_partial` leaves the partial directory after a failure, so that `resume` can continue it.
     """
     out = Path(out).absolute()
-    if not replace and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists and is not empty.", advice="Choose another directory or remove it first.")
+    if not replace:
+        _not_there(out)
     partial = partial_path(out)
     with disk_errors(out, advice=_full_advice(keep_partial)):
         out.parent.mkdir(parents=True, exist_ok=True)
         with _only_writer(out):
+            _tidy(out)
+            if not replace:
+                _not_there(out)
             if not resume:
                 remove(partial)
             try:
-                partial.mkdir(mode=0o700, exist_ok=True)
+                partial.mkdir(mode=SECRET_FOLDER, exist_ok=True)
                 yield partial
                 sync_tree(partial)
                 partial.chmod(mode)
@@ -101,6 +112,39 @@ def fresh_directory(
                 if not keep_partial:
                     remove(partial)
                 raise
+
+
+def _not_there(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists and is not empty.", advice="Choose another directory or remove it first.")
+
+
+def restore(out: Path | str) -> None:
+    """If a process was killed while it replaced `out`, put back what was there; for whoever is about to read it."""
+    out = Path(out).absolute()
+    if out.exists() or not _moved_away(out):
+        return
+    with suppress(TooBusy, OSError), _only_writer(out):  # busy: it is being replaced this moment, by somebody alive
+        _tidy(out)
+
+
+def _moved_away(out: Path) -> list[Path]:
+    """Where `_put_in_place` has put earlier contents of `out`; only there after a process was killed."""
+    name = re.compile(rf"\.{re.escape(out.name)}\.old-[a-z0-9_]{{8}}")
+    try:
+        return [path for path in out.parent.iterdir() if name.fullmatch(path.name)]
+    except OSError:
+        return []
+
+
+def _tidy(out: Path) -> None:
+    """End what a killed `_put_in_place` has begun: back to the old contents, unless the new are in place."""
+    for old in _moved_away(out):
+        replaced = out.exists() and (not out.is_dir() or any(out.iterdir()))
+        if replaced or not any(old.iterdir()):
+            remove(old)
+        else:
+            old.replace(out)
 
 
 def _full_advice(keep_partial: bool) -> str:
@@ -152,6 +196,23 @@ def _put_in_place(partial: Path, out: Path) -> None:
     sync_directory(out.parent)
     if old is not None:
         remove(old)
+
+
+def private_directory(path: Path | str) -> Path:
+    """Make a directory, and those above it that are missing, for this user alone. One that is there stays as it is."""
+    path = Path(path)
+    if not path.is_dir():
+        private_directory(path.parent)
+        path.mkdir(mode=SECRET_FOLDER, exist_ok=True)
+    return path
+
+
+def make_private(folder: Path) -> None:
+    """Everything in `folder`, and the folder itself, for this user alone."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            (Path(place) / name).chmod(SECRET_MODE)
+        Path(place).chmod(SECRET_FOLDER)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cloister.bench.schema import Report, Row
-from cloister.bench.unify import text_rows
+from cloister.bench.unify import pictures, text_rows
 
 pytest.importorskip("matplotlib")
 
@@ -51,9 +51,9 @@ def test_quick_runs_claim_nothing():
 def test_the_picture_shows_every_method(tmp_path):
     rows = tuple(text_rows.compared(FOUND))
     report = Report("unify", "2026-01-01T00:00:00+00:00", 1.0, {}, "", {}, False, rows)
-    (path,) = text_rows.draw(report, tmp_path)
+    (path,) = pictures.draw(report, tmp_path)
     assert path.stat().st_size > 5000
-    assert text_rows.draw(replace(report, rows=(Row.measured("other", 1.0, "s"),)), tmp_path) == []
+    assert pictures.draw(replace(report, rows=(Row.measured("other", 1.0, "s"),)), tmp_path) == []
 
 
 @pytest.fixture(scope="module")

@@ -124,6 +124,30 @@ def test_one_more_and_one_fewer(place: Path, capsys: pytest.CaptureFixture[str])
     assert {row["owner"]: row["state"] for row in plain(capsys, "status", "round")["owners"]}["kitchen"] == "left"
 
 
+def test_an_owner_who_joins_later_with_labels_of_its_own(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from cloister.unify import labels
+
+    (place / "bank-labels.txt").write_text("\n".join(TOPICS["bank"]))
+    (place / "kitchen-labels.txt").write_text("\n".join(TOPICS["kitchen"]))
+    for name in ("bank", "kitchen"):
+        call(capsys, "key", f"keys/{name}")
+    owner = ["--owner", "bank=keys/bank/party-key.pub", "--labels", "bank-labels.txt"]
+    call(capsys, "invite", "seed", "public.jsonl", "round-6", *owner, *QUICK)
+    call(capsys, "build", "round-6", "model-6", contribute(capsys, "round-6", "bank", "sixth-bank"))
+    words = ["add", "round-6", "kitchen=keys/kitchen/party-key.pub"]
+    assert "is no owner" in refused(capsys, *words, "--owner-labels", "travel=kitchen-labels.txt")
+    assert "There is no task" in refused(capsys, *words, "--owner-task", "kitchen=cooking")
+    assert "need the labels" in refused(capsys, *words, "--owner-task", "kitchen=classify")
+    call(capsys, *words, "--owner-labels", "kitchen=kitchen-labels.txt")
+    words = ["contribute", "round-6/invitation", "kitchen.csv", "sixth-kitchen", "--key", "keys/kitchen"]
+    made = plain(capsys, *words, "--no-measure")
+    recipe = json.loads((place / "round-6" / "invitation" / "recipe.json").read_text())
+    assert made["agreed"]["public"] == recipe["terms"]["public"]
+    assert recipe["terms"]["public"] in call(capsys, *words, "--no-measure")[1]
+    call(capsys, "build", "round-6", "larger-6", made["contribution"], "--onto", "model-6")
+    assert set(labels.read(place / "larger-6").names) == {*TOPICS["bank"], *TOPICS["kitchen"]}
+
+
 def test_a_simulation_of_a_decoder_and_its_export(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     owners = ["--owner", "bank=bank.txt", "--owner", "travel=travel.txt"]
     words = ["simulate", "decoder", "public.txt", "played", *owners, "--task", "language", "--context", "none", *QUICK]
@@ -135,7 +159,62 @@ def test_a_simulation_of_a_decoder_and_its_export(place: Path, capsys: pytest.Ca
     assert not (place / "stock2").exists()
 
 
+def test_a_simulation_is_not_taken_for_another_one(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `played` holds was made without privacy, for one epoch, of these files."""
+    words = ["simulate", "decoder", "public.txt", "played", "--task", "language", "--context", "none"]
+    owners = ["--owner", "bank=bank.txt", "--owner", "travel=travel.txt"]
+    swapped = ["--owner", "bank=bank.txt", "--owner", "travel=kitchen.txt"]
+    assert "another expert" in refused(capsys, *words, *owners, "--count", "8", "--rank", "2", "--steps", "3")
+    assert "in two ways" in refused(capsys, *words, *owners, *QUICK, "--steps", "3")
+    assert "made of other examples than kitchen.txt" in refused(capsys, *words, *swapped, *QUICK)
+    if find_spec("opacus") and find_spec("dp_accounting"):
+        said = refused(capsys, *words, *owners, *QUICK, "--dp-epsilon", "4")
+        assert "no differential privacy instead of expert epsilon 4" in said and "alone bounds nothing" in said
+    shutil.rmtree(place / "played" / "model")
+    assert plain(capsys, *words, *owners, *QUICK)["owners"] == {"bank": "built", "travel": "built"}
+    nothing = ["--owner", "bank=bank.txt", "--owner", "travel=nothing.txt"]
+    words[3] = "failing"
+    said = refused(capsys, *words, *nothing, *QUICK, code=3)
+    assert "1 of 2 owners" in said and "- travel: There is no nothing.txt" in said
+
+
+def test_the_same_number_of_steps_for_every_owner(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call(capsys, "key", "keys/bank")
+    words = ["invite", "seed", "public.jsonl", "fixed", "--owner", "bank=keys/bank/party-key.pub"]
+    found = plain(capsys, *words, "--labels", "labels.txt", "--steps", "3", "--count", "8")
+    assert found["recipe"]["terms"]["expert"]["steps"] == 3
+    from safetensors.numpy import load_file
+
+    contribute(capsys, "fixed", "bank", "fixed-bank")
+    losses = load_file(place / "fixed-bank" / "work" / "training" / "training.safetensors")["losses"]
+    assert len(losses) == 3
+
+
 # What people get wrong ------------------------------------------------------------------------------------------------
+
+
+def test_settings_without_an_option_of_their_own(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call(capsys, "key", "keys/bank")
+    words = ["invite", "seed", "public.jsonl", "set", "--owner", "bank=keys/bank/party-key.pub", *QUICK]
+    words += ["--labels", "labels.txt"]
+    for name, said in (
+        ("expert.rank=3", "an option of its own"),
+        ("expert.speed=3", "sets nothing"),
+        ("expert.lr", "expert.lr"),
+        ("expert.lr=quick", "terms.expert.lr"),
+        ("router.blend=1.5", "router.blend"),
+        ("selection.look=twice", "selection.look"),
+    ):
+        assert said in refused(capsys, *words, "--set", name), name
+    given = ["--set", "expert.lr=0.002", "--set", "router.start=inside", "--set", "selection.look=both"]
+    terms = plain(capsys, *words, *given)["recipe"]["terms"]
+    assert (terms["expert"]["lr"], terms["router"]["start"], terms["selection"]["look"]) == (0.002, "inside", "both")
+    assert terms["expert"]["rank"] == 2
+    made = contribute(capsys, "set", "bank", "set-bank", "--learning-rate", "0.0005")
+    again = ["contribute", "set/invitation", "bank.csv", "set-bank", "--key", "keys/bank", "--no-measure"]
+    assert "learning rate 0.0005" in refused(capsys, *again, "--learning-rate", "0.001")
+    assert "is no learning rate" in refused(capsys, *again, "--learning-rate", "0")
+    call(capsys, "build", "set", "set-model", made)
 
 
 def test_what_is_wrong_with_an_invitation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,10 +319,15 @@ def test_what_is_wrong_on_the_network(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: pip install 'cloister[federated]'")
-def test_a_round_over_the_network(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same contributions as by hand make the same model, byte for byte."""
+def test_a_round_over_the_network(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same contributions as by hand make the same model, byte for byte; the same command builds it only once."""
     from test_federation import free_port
+
+    from cloister.unify.federation import coordinate
 
     port = str(free_port())
     invite(capsys, "round-4")
@@ -266,3 +350,7 @@ def test_a_round_over_the_network(place: Path, capsys: pytest.CaptureFixture[str
     call(capsys, "build", "round-5", "model-5", "fourth-bank/contribution", "fourth-travel/contribution")
     for path in sorted((place / "model-5").iterdir()):
         assert path.read_bytes() == (place / "model-4" / path.name).read_bytes(), path.name
+    monkeypatch.setattr(coordinate, "coordinate", lambda *_, **__: None)  # which tells the owners, for a minute
+    out, err = call(capsys, "coordinator", "round-4", "model-4", "--port", port)
+    assert "model-4 is built" in err and "model-4" in out
+    assert "is not the model of the owners" in refused(capsys, "coordinator", "round-4", "seed", "--port", port)

@@ -4,8 +4,8 @@
     python federation_party.py join FOLDER NAME PORT [slow|corrupt|wrong-key|upload]
 
 The deadlines of the round are over once FOLDER/over is there. `slow` waits in its training until FOLDER/go is there,
-`corrupt` sends an expert with values that are not finite, `wrong-key` has the key of nobody who is invited, `upload`
-dies in the middle of its upload.
+`corrupt` sends an expert with values that are not finite (and has no check of its own that would tell it so),
+`wrong-key` has the key of nobody who is invited, `upload` dies in the middle of its upload.
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ def join(folder: Path, name: str, port: int, how: str) -> None:
         time.sleep(0.1)
     if how == "upload":
         die_while_sending(folder)
+    if how == "corrupt":
+        from cloister.unify.rounds import owner
+
+        owner._wrong = lambda made, *_: [] if made.is_dir() else ["it is not there"]
+        owner._kept = lambda *_: None
     join(
         f"127.0.0.1:{port}",
         parties.private(name),

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from cloister.progress import SILENT, Progress
+from cloister.unify import artefacts
 from cloister.unify.keys import Key
 from cloister.unify.rounds import owner as owners
 from cloister.unify.rounds import recipe as recipes
@@ -46,6 +47,9 @@ class StandIn:
         (out / "examples.jsonl").write_bytes(source.read_bytes())
         (out / "public.json").write_text(json.dumps({"licence": licence, "description": description}))
         return hashlib.sha256(source.read_bytes()).hexdigest()
+
+    def public_digest(self, public: Path) -> str:
+        return hashlib.sha256((public / "examples.jsonl").read_bytes()).hexdigest()
 
     def public_ids(self, public: Path) -> Sequence[str]:
         return [json.loads(line)["id"] for line in (public / "examples.jsonl").read_text().splitlines()]
@@ -91,6 +95,10 @@ class StandIn:
 
     def routing_shapes(self, seed: Path, terms: Terms) -> Shapes:
         return {"layer.0": [(WIDTH,)]}
+
+    def unusable(self, seed: Path, public: Path, received: Received, terms: Terms) -> Sequence[str]:
+        most = max(float(np.abs(value).max()) for value in load_file(received.expert).values())
+        return [f"a change of {most:g}"] if most > 1000 else []
 
     def build(
         self,
@@ -181,6 +189,15 @@ def make_parties(folder: Path, names: Sequence[str] = ("ada", "ben", "cyd"), exa
     for name in names:
         (folder / f"{name}.txt").write_text("".join(f"{name} {i}\n" for i in range(examples)))
     return Parties(folder, list(names))
+
+
+def sign_again(folder: Path, key: Key) -> None:
+    """A manifest that fits the files as they are now: what a party can do that means no good."""
+    old = artefacts.load_manifest(folder)[0]
+    assert old is not None
+    files = {name: artefacts.File(*artefacts._measure(folder / name)) for name in old.files}
+    new = artefacts.Manifest(old.label, files)
+    (folder / artefacts.MANIFEST).write_text(artefacts.Manifest(old.label, files, key.sign(new.message())).text())
 
 
 def later(days: float = 100) -> datetime:

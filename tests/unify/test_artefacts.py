@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import pickle
@@ -46,7 +47,7 @@ def reasons(made: tuple[Parties, Coordinator, Path], folder: Path, owner: str = 
     invited = round_.recipe.owner(owner)
     assert invited is not None
     try:
-        contribution.check(folder, round_.recipe, invited, *round_._shapes, round_._public_ids)
+        contribution.check(folder, round_.recipe, invited, *round_._shapes, round_._public_ids, lambda _: [])
     except Refused as refused:
         return refused.reasons
     return []
@@ -66,6 +67,15 @@ def sign(folder: Path, key: Key, change: Callable[[dict[str, Any]], None] = lamb
     files = {name: File(about["size"], about["sha256"]) for name, about in raw["files"].items()}
     raw["signature"] = base64.b64encode(key.sign(Manifest(label, files).message())).decode()
     (folder / artefacts.MANIFEST).write_text(json.dumps(raw))
+
+
+def sign_as_it_is(folder: Path, key: Key) -> None:
+    """A right signature under whatever the manifest says, which the reader need not be able to read."""
+    raw = json.loads((folder / artefacts.MANIFEST).read_text())
+    files = {name: File(about["size"], about["sha256"]) for name, about in raw["files"].items()}
+    unsigned = Manifest(Label(raw["purpose"], raw["round"], raw["terms"], raw["sender"]), files)
+    signed = Manifest(unsigned.label, files, key.sign(unsigned.message()))
+    (folder / artefacts.MANIFEST).write_text(signed.text())
 
 
 def header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -406,6 +416,52 @@ def test_a_copy_follows_no_links(good: Path, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="link"):
         artefacts.copy(good, tmp_path / "copy", 1 << 20)
     assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize(("file", "below"), [("a", "a/b"), ("a/b", "a/b/c/d"), (None, "manifest.json/x")])
+def test_a_file_below_a_file(
+    made: tuple[Parties, Coordinator, Path], good: Path, tmp_path: Path, file: str | None, below: str
+) -> None:
+    """Copying it would make a folder where a file is. The coordinator says so and goes on with the others."""
+    parties, round_, _ = made
+    about = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    raw = json.loads((good / artefacts.MANIFEST).read_text())
+    raw["files"] |= {name: about for name in (file, below) if name}
+    (good / artefacts.MANIFEST).write_text(json.dumps(raw))
+    sign_as_it_is(good, parties.key("ada"))
+    if file:
+        (good / file).parent.mkdir(exist_ok=True)
+        (good / file).touch()
+    assert f"{below} lies below a file" in reasons(made, good)
+    with pytest.raises(Refused, match="lies below a file"):
+        artefacts.copy(good, tmp_path / "own", 10**6)
+    assert not (tmp_path / "own").exists()
+    name, entry = round_.receive(good)
+    assert not name and "lies below a file" in entry.reasons[0] and round_.book.entry("ada").stage == "invited"
+
+
+def test_a_folder_that_cannot_be_read(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (good / "more").mkdir()
+    ordinary = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if isinstance(path, Path) and path.name == "more":
+            raise PermissionError(13, "Permission denied")
+        return ordinary(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(Refused, match=r"more cannot be read \(Permission denied\)"):
+        artefacts.copy(good, tmp_path / "own", 10**6)
+
+
+def test_what_leaves_and_what_was_copied_is_for_oneself(
+    made: tuple[Parties, Coordinator, Path], good: Path, tmp_path: Path
+) -> None:
+    for path in good.iterdir():
+        path.chmod(0o644)
+    artefacts.copy(good, tmp_path / "own", 10**6)
+    for folder in (made[2], tmp_path / "own"):
+        assert all(path.stat().st_mode & 0o077 == 0 for path in [folder, *folder.rglob("*")])
 
 
 def test_nothing_half_written(tmp_path: Path) -> None:

@@ -190,6 +190,12 @@ def test_junk_is_no_index(junk: bytes) -> None:
         {"size": 1.5},
         {"chunks": []},
         {"chunks": ["0" * 63] * 8},
+        {"chunks": ["\ud800" * 64] * 8},
+        {"chunks": ["G" * 64] * 8},
+        {"sha256": "\ud800" * 64},
+        {"size": 10**400},
+        {"size": 1 << 50},
+        {"size": True},
         {"sha256": None},
         {"more": 1},
     ],
@@ -199,6 +205,44 @@ def test_an_index_that_does_not_agree_with_itself(folder: Path, change: dict[str
     plain["files"]["a.safetensors"].update(change)
     with pytest.raises(Refused):
         Index.parse(plain)
+
+
+@pytest.mark.parametrize(
+    ("file", "below"),
+    [("a", "a/b"), ("empty.txt", "empty.txt/b"), ("a", "a/b/c"), ("manifest.json", "manifest.json/x")],
+)
+def test_an_index_with_a_file_below_a_file(folder: Path, tmp_path: Path, file: str, below: str) -> None:
+    """No disk can hold both: it would fail in the middle, at whoever receives it."""
+    plain = Sender(folder).index.plain()
+    listed = plain["files"]
+    listed |= {file: listed["empty.txt"], below: listed["exact.txt"]}
+    with pytest.raises(Refused, match="lies below a file"):
+        Index.parse(plain)
+
+
+def test_an_index_of_nothing(folder: Path) -> None:
+    with pytest.raises(Refused):
+        Index.parse({**Sender(folder).index.plain(), "files": {}})
+
+
+def test_a_list_is_no_longer_than_what_was_agreed_needs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A list of a million empty lists is short to send and takes a hundred times as much memory."""
+    small = json.dumps(Sender(folder).index.plain()).encode()
+    assert chunks.load_index(small, chunks.most_index(MOST)).size == Sender(folder).index.size
+    monkeypatch.setattr(chunks, "SIZE", 8_000_000)
+    assert chunks.most_index(10**6) < 2_000_000 < chunks.most_index(10**12) < chunks.MOST_INDEX
+    with pytest.raises(BrokenManifest, match="more than"):
+        chunks.load_index(b"[" + b"[]," * 500_000 + b"[]]", chunks.most_index(10**6))
+
+
+def test_what_was_received_is_for_oneself(folder: Path, tmp_path: Path) -> None:
+    sender = Sender(folder)
+    receiver = Receiver(tmp_path / "all" / "inbox", sender.index, MOST)
+    for place in receiver.missing():
+        receiver.put(place, sender.get(place))
+    assert (tmp_path / "all").stat().st_mode & 0o077 == 0
+    receiver.finish(tmp_path / "all" / "out")
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [tmp_path / "all" / "out", *(tmp_path / "all").rglob("*")])
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", ".ssh", "x.pkl", "a\0"])

@@ -32,7 +32,9 @@ def a_report(done: tuple[Done, ...]) -> report.Report:
     betrayed = report.Figure("regions betrayed", 0.9137, Estimate(0.91, 0.87, 0.95))
     items = (
         report.Item("proxy ids", (betrayed,)),
-        report.Item("expert weights", report.membership_figures(leak, done[1]), (f"{COUNT} examples",)),
+        report.Item(
+            "expert weights", report.membership_figures(leak, claims.alone(done[1], done)), (f"{COUNT} examples",)
+        ),
         report.Item("routing vectors"),
     )
     return report.Report(done, items, ("the weather",), 16, leak)
@@ -76,7 +78,37 @@ def test_what_leaves_with_noise_states_the_sum() -> None:
     assert told["together"]["delta"] == pytest.approx(2e-5)
     both = total([PRIVATE[0].release(), PRIVATE[2].release()], 1e-5)
     assert told["together"]["epsilon"] == pytest.approx(4.0 + both.epsilon)
-    assert [one["differential_privacy"]["epsilon"] for one in told["artefacts"]] == [1.0, 4.0, 2.0]
+    # The expert and the vectors are made with the chosen ids: each alone costs what the choice cost, too.
+    each = [one["differential_privacy"]["epsilon"] for one in told["artefacts"]]
+    assert each == [1.0, 5.0, both.epsilon]
+    assert [one.get("for_given_proxies", {}).get("epsilon") for one in told["artefacts"]] == [None, 4.0, 2.0]
+
+
+def test_noise_in_the_training_bounds_nothing_after_a_choice_without() -> None:
+    """The owner who says --dp-epsilon alone must not read, nor send, an epsilon of its weights."""
+    done = (PLAIN[0], PRIVATE[1], PLAIN[2])
+    told = claims.public(done)["artefacts"][1]
+    assert told["differential_privacy"] == "none"
+    assert told["for_given_proxies"]["epsilon"] == 4.0 and "the same proxies" in told["for_given_proxies"]["means"]
+    found = a_report(done)
+    home = found.home()
+    ids, weights = home["artefacts"][:2]
+    assert weights["limit"] == "no limit" and weights["bounded_by"] == "nothing"
+    assert all(figure["at_most"] is None for figure in weights["figures"])
+    assert any("(4, 1e-05)" in note and "bounds nothing" in note for note in weights["notes"]) and not ids["notes"]
+    # A choice at random tells nothing, so there the noise of the training is the bound.
+    drawn = (Done("proxy ids", "independent"), PRIVATE[1], PLAIN[2])
+    told = claims.public(drawn)["artefacts"][1]
+    assert told["differential_privacy"] == {"epsilon": 4.0, "delta": 1e-5}
+
+
+def test_what_no_attack_on_the_weights_exceeds_is_of_choice_and_training_together() -> None:
+    done = (Done("proxy ids", "noise", 0.5, 1e-5, noise=8.0), Done("expert weights", "stated", 1.0, 1e-5), PLAIN[2])
+    weights = a_report(done).home()["artefacts"][1]
+    limits = {figure["name"]: figure["at_most"] for figure in weights["figures"]}
+    assert limits["membership, likelihood ratio"] == round(measures.most_auc(1.5, 2e-5), 4)
+    assert limits["membership at 1 % false positives"] == round(measures.most_rate(1.5, 2e-5), 4)
+    assert weights["limit"] == "epsilon 1.5, delta 2e-05" and "together" in weights["bounded_by"]
 
 
 def test_a_claim_is_what_the_step_wrote_down(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_deltas_that_do_not_fit_are_refused():
 
 def test_settings_and_data_that_cannot_be():
     seed, private = encoder(), sentences("bank", 4)
-    for settings in (replace(SHORT, epochs=0), replace(SHORT, lr=0.0), replace(SHORT, rank=0)):
+    for settings in (replace(SHORT, epochs=0), replace(SHORT, steps=0), replace(SHORT, lr=0.0), replace(SHORT, rank=0)):
         with pytest.raises(UsageError):
             train_expert(seed, TASK, private, None, settings)
     with pytest.raises(DataError):
@@ -155,6 +155,41 @@ def test_one_example_s_gradient_is_clipped():
     assert float(torch.cat(total).norm()) == pytest.approx(0.5)
     _add_clipped(total, (torch.tensor([0.0, 0.1, 0]), None), 0.5)
     assert float(total[0][1]) == pytest.approx(0.1)
+
+
+def test_how_far_an_expert_has_moved_tells_the_number_of_examples_unless_the_steps_are_fixed():
+    """LoRA's start is in the recipe, so whoever gets the factors sees the distance."""
+    seed = encoder()
+
+    def moved(count: int, **how: object) -> float:
+        settings = replace(SHORT, batch=16, lr=1e-3, epochs=2, **how)
+        start = experts.trainable(seed.fresh_model(), settings)
+        delta = train_expert(seed, TASK, sentences("bank", count), sentences("travel", 12), settings).delta
+        return sum(float((delta[n] - p.detach()).norm()) ** 2 for n, p in start.items() if n.endswith(experts.A)) ** 0.5
+
+    by_epochs = [moved(count) for count in (10, 80, 320)]
+    assert 4 * by_epochs[0] < by_epochs[1] and 1.5 * by_epochs[1] < by_epochs[2], by_epochs
+    fixed = [moved(count, steps=12) for count in (10, 80, 320)]
+    assert max(fixed) < 1.1 * min(fixed), fixed
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_with_fixed_steps_all_batches_are_full_and_every_example_comes_equally_often(count):
+    rows = experts._rows(count, 10, replace(SHORT, steps=10))
+    drawn = [rows(step) for step in range(10)]
+    assert all(len(found) == SHORT.batch for found in drawn)
+    times = np.bincount(np.concatenate(drawn), minlength=count)
+    assert len(times) == count and max(times) - min(times) <= 1
+    result = train_expert(encoder(), TASK, sentences("bank", count), None, replace(SHORT, steps=10))
+    assert len(result.losses) == 10
+
+
+def test_private_training_for_a_fixed_number_of_steps():
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    settings = replace(SHORT, steps=7, dp=DpSettings(epsilon=3.0))
+    for count in (10, 40):
+        result = train_expert(encoder(), TASK, sentences("bank", count), sentences("travel", 8), settings)
+        assert len(result.losses) == 7 and result.epsilon is not None and result.epsilon <= 3.0
 
 
 def test_orders_and_rates():

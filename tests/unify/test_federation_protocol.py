@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from round_parties import Parties, StandIn, later, make_parties
 
-from cloister.errors import CloisterError, ProtocolViolation
-from cloister.unify.chunks import Index, Sender
+from cloister.errors import CloisterError, DiskFull, ProtocolViolation
+from cloister.progress import SILENT
+from cloister.unify.chunks import SCHEMA, SIZE, Index, Sender
 from cloister.unify.federation.protocol import CoordinatorSide, OwnerSide, Said, places
 from cloister.unify.rounds.coordinator import Coordinator
 
@@ -161,6 +166,48 @@ def test_an_owner_that_is_late_is_told(talk: Talk) -> None:
     assert talk.owner.verdict.what["stage"] == "late" and talk.owner.verdict.what["reasons"] == ["it was working"]
 
 
+def test_a_late_owner_gets_another_deadline(parties: Parties) -> None:
+    """It keeps the invitation with the old deadline; only the coordinator knows the new one."""
+    from cloister.unify.federation.join import _Work
+    from cloister.unify.rounds.recipe import Owner
+    from cloister.unify.rounds.state import Book, now
+
+    parties.begin(days=-1)
+    talk = Talk(parties)
+    talk.until(lambda: talk.owner.invited)
+    talk.round.standing()
+    assert talk.stage == "late"
+    until = now() + timedelta(days=3)
+    talk.round.add(Owner(name="ada", key=parties.key("ada").public.text, deadline=until), parties.key("coordinator"))
+    again = Talk(parties)  # both commands are started again
+    work = _Work(
+        again.owner, parties.private("ada"), again.owner.folder, parties.key("ada"), StandIn(), "", False, SILENT
+    )
+    work.start()
+    work.join(0.5)
+    assert work.is_alive() and not (again.owner.folder / "work").exists(), "nothing is trained before somebody asks"
+    again.step()
+    work.join(20)
+    assert again.owner.problem is None and again.owner.ready
+    again.until(lambda: again.owner.verdict)
+    assert again.stage == "received" and Book.load(again.owner.folder).entry("ada").stage == "working"
+
+
+def test_an_owner_without_another_deadline_is_told(parties: Parties) -> None:
+    from cloister.errors import PeerTimeout
+    from cloister.unify.federation.join import _end
+
+    parties.begin(days=-1)
+    talk = Talk(parties)
+    talk.until(lambda: talk.owner.invited)
+    talk.round.standing()
+    talk.last = None
+    talk.until(lambda: talk.owner.verdict)
+    with pytest.raises(PeerTimeout, match="after the deadline") as told:
+        _end(talk.owner, talk.owner.folder)
+    assert "cloister unify add" in told.value.advice and "run the same again" in told.value.advice
+
+
 def test_what_fails_at_an_owner_is_not_told_in_words(talk: Talk) -> None:
     talk.until(lambda: talk.owner.invited)
     talk.owner.failed = "bad_data"
@@ -191,6 +238,81 @@ def test_odd_answers_are_held_against_their_owner_alone(talk: Talk, answer: Said
         return  # whoever carries messages writes it down as refused
     assert talk.stage == "refused" and question.what["do"] == "verdict"
     assert talk.round.book.entry("ben").stage == "invited"
+
+
+def listing(files: object) -> Said:
+    """An answer with a list of chunks."""
+    return Said({"is": "ready"}, (json.dumps({"schema": SCHEMA, "chunk": SIZE, "files": files}).encode(),))
+
+
+HASH = hashlib.sha256(b"x").hexdigest()
+ONE = {"size": 1, "sha256": HASH, "chunks": [HASH]}
+NONE = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest(), "chunks": []}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"a": ONE, "a/b": ONE},
+        {"a": NONE, "a/b": ONE},
+        {"manifest.json": ONE, "manifest.json/x": ONE},
+        {"a": {**ONE, "sha256": "\ud800" * 64}},
+        {"a": {**ONE, "chunks": ["\ud800" * 64]}},
+        {"a": {**ONE, "size": 10**400}},
+        {"a": {**ONE, "size": -(10**400)}},
+    ],
+)
+def test_a_hostile_list_is_held_against_its_owner_alone(talk: Talk, files: dict[str, Any]) -> None:
+    """Each of these would end a coordinator that believes it, for all owners and again at every start."""
+    talk.coordinator.heard(listing(files))
+    places_ = [[name, 0] for name in files]
+    talk.coordinator.heard(Said({"is": "ready", "places": places_}, (b"x",) * len(places_)))
+    assert talk.stage == "refused" and talk.round.book.entry("ben").stage == "invited"
+    assert Coordinator(talk.parties.round_folder, StandIn()).book.entry("ada").stage == "refused"
+    talk.coordinator.forget()
+    talk.until(lambda: talk.owner.invited)
+    talk.contribute()
+    talk.until(lambda: talk.stage == "received")  # it may mend it
+
+
+NAMES = st.sampled_from(
+    ["a", "a/b", "a/b/c", "b", "manifest.json", "manifest.json/a", "A", "..", "a.pkl", "\ud800", ""]
+)
+HASHES = st.sampled_from([HASH, NONE["sha256"], "\ud800" * 64, "G" * 64, "", None])
+SIZES = st.sampled_from([0, 1, -1, 2, SIZE, SIZE + 1, 1 << 50, 10**400, 1.5, True, None])
+FILES = st.fixed_dictionaries({"size": SIZES, "sha256": HASHES, "chunks": st.lists(HASHES, max_size=2)})
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=st.dictionaries(NAMES, st.one_of(FILES, st.just(ONE), st.just(NONE)), max_size=4), data=st.data())
+def test_no_list_and_no_chunk_ends_a_coordinator(talk: Talk, files: dict[str, Any], data: st.DataObject) -> None:
+    """Whatever is wrong with them is a reason to refuse this owner, or chunks that do not count."""
+    talk.coordinator.heard(listing(files))
+    for _ in range(2):
+        asked = data.draw(st.lists(st.tuples(NAMES, st.integers(-1, 2)), max_size=4))
+        talk.coordinator.heard(Said({"is": "ready", "places": [list(one) for one in asked]}, (b"x",) * len(asked)))
+    talk.coordinator.forget()
+    assert talk.stage in ("invited", "uploading", "refused")
+
+
+def test_a_full_disk_is_not_an_owners_fault(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloister import storage
+
+    talk.until(lambda: talk.owner.invited)
+    talk.contribute()
+
+    def full(path: Path, needed: int) -> None:
+        raise DiskFull("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "require_space", full)
+        with pytest.raises(DiskFull):
+            talk.until(lambda: talk.owner.verdict)
+    assert talk.stage == "working", "it is not refused for it"
+    talk.last = None
+    talk.until(lambda: talk.owner.verdict)
+    assert talk.stage == "received"
 
 
 def test_odd_answers_while_it_sends(talk: Talk) -> None:

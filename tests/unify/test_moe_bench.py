@@ -15,8 +15,14 @@ from cloister.progress import SILENT
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
-        ("inference-vision", ["inference-vision-2"]),
-        ("inference-decoder", ["inference-prompt-2", "inference-decoding-2"]),
+        ("inference-vision", ["inference-vision-2", "inference-vision-mixed-2", "inference-vision-random"]),
+        (
+            "inference-decoder",
+            [
+                *("inference-prompt-1", "inference-prompt-2", "inference-prompt-mixed-2"),
+                *("inference-decoding-1", "inference-decoding-2", "inference-decoding-mixed-2"),
+            ],
+        ),
     ],
 )
 def test_the_rows_compare_one_expert_with_the_unified_model(name: str, rows: list[str]) -> None:
@@ -24,6 +30,6 @@ def test_the_rows_compare_one_expert_with_the_unified_model(name: str, rows: lis
     found = workload.run(Options(quick=True, progress=SILENT))
     assert [row.name for row in found] == rows
     for row in found:
-        assert row.bar == inference.BAR and row.value is not None
+        assert row.bar == (None if row.name.endswith("random") else inference.BAR) and row.value is not None
         assert row.figures["unified_seconds"] > 0 and row.figures["dense_seconds"] > 0
-        assert row.ok == (row.value <= inference.BAR)
+        assert row.ok == (row.bar is None or row.value <= inference.BAR)

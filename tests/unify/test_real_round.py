@@ -155,6 +155,7 @@ def test_a_whole_round(world: World, tmp_path: Path) -> None:
     assert home["asked"] == 2 and report.value(home, "membership, likelihood ratio") is not None
     assert report.value(home, "labels betrayed") is not None and report.value(home, "direction of the mean") is not None
     assert (work / DISCLOSURE / report.PAGE).is_file() and "No bound: " in home["together"]
+    assert f"SHA-256 {round_.recipe.terms.public}" in (work / DISCLOSURE / report.PAGE).read_text()
     assert (work / DISCLOSURE).stat().st_mode & 0o077 == 0
     left = [(world.folder / "owners" / name / owners.CONTRIBUTION / contribution.REPORT) for name in TOPICS]
     assert left[0].read_bytes() == left[1].read_bytes() == left[2].read_bytes()
@@ -201,6 +202,55 @@ def test_owners_with_a_task_and_labels_of_their_own(world: World, tmp_path: Path
             key=world.key("coordinator"), steps=RealSteps(),
             task=recipes.Task(kind="choose"), terms=OPTIONS, quorum=1,
         )  # fmt: skip
+
+
+def test_an_owner_that_is_not_in_the_model_leaves_no_labels_in_it(world: World, tmp_path: Path) -> None:
+    """It never came, or was taken out: the model is what it would be without it, its labels too."""
+    apart = recipes.Task(kind="classify", labels=tuple(TOPICS["kitchen"]))
+    quick: dict[str, Any] = {**OPTIONS, "expert": {"epochs": 1, "rank": 2}, "router": {"epochs": 0}}
+    steps = RealSteps(measure=False)
+    built = {}
+    for place, names in (("with", ["bank", "kitchen"]), ("without", ["bank"])):
+        round_ = begin(
+            world.folder / place, world.folder / "seed", world.folder / "public.jsonl",
+            [world.owner(name).model_copy(update={"task": apart if name == "kitchen" else None}) for name in names],
+            key=world.key("coordinator"), steps=steps,
+            task=recipes.Task(kind="classify", labels=tuple(TOPICS["bank"])), terms=quick, quorum=1,
+        )  # fmt: skip
+        assert round_.receive(world.contribute(round_, "bank", steps, place=f"bank {place}"))[1].stage == "received"
+        built[place] = round_.build(tmp_path / f"model {place}", wait=False)
+        if place == "with":
+            assert round_.receive(world.contribute(round_, "kitchen", steps))[1].stage == "received"
+            round_.build(tmp_path / "both", wait=False)
+            assert labels.read(tmp_path / "both").names == (*TOPICS["bank"], *TOPICS["kitchen"])
+            round_.remove("kitchen")
+            built["removed"] = round_.build(tmp_path / "removed", wait=False)
+    found = {place: (model / labels.FILE).read_bytes() for place, model in built.items()}
+    assert found["with"] == found["removed"] == found["without"]
+    assert labels.read(built["with"]).names == tuple(TOPICS["bank"])
+
+
+def test_what_is_measured_later_is_the_owner_s_own_task(world: World) -> None:
+    """Its labels are not the round's: under the round's task nothing could be measured, or something else would be."""
+    apart = recipes.Task(kind="classify", labels=tuple(TOPICS["kitchen"]))
+    round_ = begin(
+        world.folder / "round", world.folder / "seed", world.folder / "public.jsonl",
+        [world.owner("kitchen").model_copy(update={"task": apart})],
+        key=world.key("coordinator"), steps=RealSteps(),
+        task=recipes.Task(kind="classify", labels=tuple(TOPICS["bank"])),
+        terms={**OPTIONS, "expert": {"epochs": 2, "rank": 2}}, quorum=1,
+    )  # fmt: skip
+    world.contribute(round_, "kitchen", RealSteps(references=2))
+    mine = world.folder / "owners" / "kitchen"
+    first = report.read(mine / owners.WORK / DISCLOSURE)
+    given = round_.folder / INVITATION
+    later = disclose.measured(given, world.private("kitchen"), mine, steps=RealSteps(references=3))
+    assert later["asked"] == 3 and report.value(first, "membership, likelihood ratio") is not None
+    assert report.value(later, "membership, likelihood ratio") is not None
+    assert later["not_measured"] == first["not_measured"]
+    other = world.begin("other", ["bank"])
+    with pytest.raises(UsageError, match="not invited"):
+        disclose.measured(other.folder / INVITATION, world.private("kitchen"), mine, steps=RealSteps(references=3))
 
 
 def _public_texts(world: World) -> list[str]:
@@ -254,7 +304,8 @@ def test_with_all_epsilons_the_claims_are_what_was_run(world: World, monkeypatch
 
     told = contribution.read_report(made)
     parts = {one["artefact"]: one["differential_privacy"] for one in told["artefacts"]}
-    assert [parts[part]["epsilon"] for part in claims.PARTS] == [1.0, 4.0, 2.0]
+    assert (parts["proxy ids"]["epsilon"], parts["expert weights"]["epsilon"]) == (1.0, 5.0)  # choice and training
+    assert 2.0 < parts["routing vectors"]["epsilon"] < 3.0  # choice and vectors
     # The choice: one sum, with the noise that the claim is about.
     work = made.parent / owners.WORK
     ids, weights, vectors = (claims.kept(work, part) for part in claims.PARTS)
@@ -302,7 +353,7 @@ def test_work_done_otherwise_is_not_taken_for_private(world: World) -> None:
         given.seed(), given.public, world.private("bank"), [], plain, given.recipe.terms, again.parent / owners.WORK,
         None,  # type: ignore[arg-type]
     )  # fmt: skip
-    assert [one["differential_privacy"] for one in found["artefacts"]][1]["epsilon"] == 4.0  # type: ignore[index]
+    assert [one["differential_privacy"] for one in found["artefacts"]][1]["epsilon"] == 5.0  # type: ignore[index]
 
 
 def test_an_expert_that_tells_too_much_does_not_leave(world: World) -> None:

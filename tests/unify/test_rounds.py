@@ -18,10 +18,11 @@ from round_parties import ROUND, Parties, StandIn, later, make_parties
 from cloister.errors import BrokenManifest, FormatVersion, InvalidParameter, PeerTimeout, UsageError, WrongKey
 from cloister.unify.artefacts import Refused
 from cloister.unify.keys import Key
-from cloister.unify.rounds import contribution, invitation, simulate
+from cloister.unify.rounds import contribution, invitation
 from cloister.unify.rounds import owner as owners
 from cloister.unify.rounds import recipe as recipes
-from cloister.unify.rounds.coordinator import PROVENANCE, Coordinator, read_provenance
+from cloister.unify.rounds.coordinator import Coordinator
+from cloister.unify.rounds.provenance import PROVENANCE, read_provenance
 from cloister.unify.rounds.state import STATE, Book, State
 
 
@@ -59,7 +60,7 @@ def test_a_round(parties: Parties, tmp_path: Path) -> None:
     round_.build(tmp_path / "model")
     assert json.loads((tmp_path / "model" / "config.json").read_text())["owners"] == ["ada", "ben", "cyd"]
     found = read_provenance(tmp_path / "model")
-    assert sorted(found["owners"]) == ["ada", "ben", "cyd"] and found["terms"] == round_.recipe.terms.digest()  # type: ignore[call-overload]
+    assert sorted(found["owners"]) == ["ada", "ben", "cyd"] and found["terms"] == round_.recipe.terms.digest()
     again = Coordinator(parties.round_folder, StandIn())
     assert [again.book.entry(name).stage for name in parties.names] == ["built"] * 3
 
@@ -286,7 +287,7 @@ def test_one_more_owner_later(parties: Parties, tmp_path: Path) -> None:
     round_ = Coordinator(parties.round_folder, StandIn())
     assert round_.receive(parties.contribute("cyd"))[1].stage == "received"
     round_.build(tmp_path / "three", onto=tmp_path / "two")
-    assert sorted(read_provenance(tmp_path / "three")["owners"]) == ["ada", "ben", "cyd"]  # type: ignore[call-overload]
+    assert sorted(read_provenance(tmp_path / "three")["owners"]) == ["ada", "ben", "cyd"]
 
 
 def test_one_fewer(parties: Parties, tmp_path: Path) -> None:
@@ -454,34 +455,7 @@ def test_not_a_rounds_folder(tmp_path: Path) -> None:
         read_provenance(tmp_path)
 
 
-# All on one machine ---------------------------------------------------------------------------------------------------
-
-
-def test_simulation(parties: Parties, tmp_path: Path) -> None:
-    private = {name: parties.private(name) for name in parties.names}
-    folder = tmp_path / "all"
-
-    def prepare() -> Coordinator:
-        return simulate.prepare(
-            folder,
-            parties.folder / "seed",
-            parties.folder / "public.jsonl",
-            private,
-            steps=StandIn(),
-            terms={"selection": {"count": 20}},
-            task=recipes.Task(kind="choose"),
-            quorum=2,
-        )
-
-    told = simulate.run(folder, prepare(), private, tmp_path / "one", steps=StandIn())
-    assert told == {"ada": "built", "ben": "built", "cyd": "built"}
-    shutil.rmtree(folder / "coordinator")
-    shutil.rmtree(folder / "owners")
-    round_ = prepare()
-    parties.private("ben").unlink()
-    told = simulate.run(folder, round_, private, tmp_path / "other", steps=StandIn())
-    assert told["ada"] == "built" and "There is no" in told["ben"]
-    assert json.loads((tmp_path / "other" / "config.json").read_text())["owners"] == ["ada", "cyd"]
+# Keys and reports -----------------------------------------------------------------------------------------------------
 
 
 def test_keys_that_others_can_read(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ class Suite:
 
     name: str
     rows: tuple[Workload, ...]
+    pictures: tuple[Callable[[Report, Path], list[Path]], ...] = ()  # beside the one of figures and bars
 
 
 def get(name: str) -> Suite:

@@ -60,7 +60,8 @@ def command(
     if plots is not None:
         from cloister.bench import plots as drawing
 
-        for path in drawing.draw(report, plots):
-            console.note(f"Drawn: {path}")
+        for draw in (drawing.draw, *chosen.pictures):
+            for path in draw(report, plots):
+                console.note(f"Drawn: {path}")
     if strict and not all(row.ok for row in report.rows):
         raise typer.Exit(1)

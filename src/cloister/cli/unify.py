@@ -14,11 +14,13 @@ from cloister.cli.unify_common import (
     Count,
     Epochs,
     Fallback,
+    FixedSteps,
     KeyFolder,
     Kind,
     Labels,
     Method,
     MethodOption,
+    MoreSettings,
     Pin,
     PublicSource,
     Quorum,
@@ -45,6 +47,7 @@ from cloister.cli.unify_privacy import (
     REFERENCES,
     Delta,
     DpEpsilon,
+    LearningRate,
     MaxMembership,
     NoMeasure,
     References,
@@ -60,7 +63,8 @@ HELP = """One model from experts whose owners cannot pool their data (MetaMoE).
 
 Each owner trains an expert at home. What leaves is the expert, the numbers of some public examples, and a report that
 says what these reveal. A coordinator makes one checkpoint of the experts; `cloister protect` takes it in every mode.
-Weights that were trained on private data reveal something about it: `--dp-epsilon` bounds how much.
+Weights that were trained on private data reveal something about it: `--dp-selection-epsilon` and `--dp-epsilon`
+together bound how much of one example.
 
 \b
 By hand, folders in and folders out:
@@ -122,11 +126,13 @@ def invite(
     selection: SelectionOption = Choosing.DPP,
     method: MethodOption = Method.LORA,
     rank: Rank = 16,
-    epochs: Epochs = 3,
+    epochs: Epochs = None,
+    fixed_steps: FixedSteps = None,
     top_k: TopK = 1,
     fallback: Fallback = False,
     routing_vectors: RoutingVectors = Vectors.PROXIES,
     context: Context = Sight.AUTO,
+    more: MoreSettings = None,
     name_seed: Annotated[
         bool, typer.Option("--name-seed", help="Name the seed (ORG/NAME) and do not put it into the invitation.")
     ] = False,
@@ -163,7 +169,9 @@ def invite(
         key=own,
         steps=steps(),
         task=task_of(task, labels),
-        terms=terms_of(count, selection, method, rank, epochs, top_k, fallback, routing_vectors, context),
+        terms=terms_of(
+            count, selection, method, rank, epochs, fixed_steps, top_k, fallback, routing_vectors, context, more
+        ),
         quorum=quorum or len(owners),
         days=days,
         title=title,
@@ -194,6 +202,7 @@ def contribute(
     no_measure: NoMeasure = False,
     measure_references: References = REFERENCES,
     max_membership: MaxMembership = 1.0,
+    learning_rate: LearningRate = None,
     reconsider: Reconsider = False,
     as_json: console.Json = False,
     verbose: console.Verbose = False,
@@ -202,8 +211,9 @@ def contribute(
     """Make MINE/contribution: choose public examples, train the expert, report what leaves. Run it again to go on.
 
     EXAMPLES is a .csv (text,label), .jsonl, .txt or .safetensors (images), as the task wants it.
-    Your examples, how many they are, losses and times stay in MINE; only MINE/contribution is meant to leave. Before
-    that it is attacked, and you are shown what it reveals: a few times the training's time, less with --no-measure.
+    Your examples, losses and times stay in MINE; only MINE/contribution is meant to leave. Before that it is attacked,
+    and you are shown what it reveals: a few times the training's time, less with --no-measure. How far the expert has
+    moved from the seed tells roughly how many examples you have, unless the round fixes the steps (`invite --steps`).
 
     \b
     Examples:
@@ -213,11 +223,13 @@ def contribute(
     """
     from cloister.unify.keys import Key
     from cloister.unify.rounds import disclose, owner
+    from cloister.unify.rounds.contribution import agreed_on
     from cloister.unify.rounds.state import alone
 
     own_steps = private_steps(
         dp_epsilon, dp_selection_epsilon, dp_routing_epsilon, dp_delta,
         measure=not no_measure, references=measure_references, max_membership=max_membership,
+        learning_rate=learning_rate,
     )  # fmt: skip
     progress = console.progress()
     own_key = Key.load(key_folder or folder / "key")
@@ -236,12 +248,14 @@ def contribute(
             None if no_measure else disclose.measured(invitation, private, folder, steps=own_steps, progress=progress)
         )
     files = {path.name: path.stat().st_size for path in sorted(made.iterdir())}
+    agreed = agreed_on(made)
     if as_json:
-        console.data({"contribution": str(made), "files": files, "reveals": home})
+        console.data({"contribution": str(made), "files": files, "agreed": agreed, "reveals": home})
         return
     if home is not None:
         show(home, disclose.page(folder))
     print(made)
+    console.note(f"Public examples: SHA-256 {agreed['public']}. {agreed['note']}")
     console.note("This folder is what leaves; nothing has been sent. Read the report, then send the folder.")
 
 
@@ -263,7 +277,8 @@ def build(
 ) -> None:
     """Check contributions and make one model of those that are good.
 
-    A contribution that is not what was agreed is refused with every reason, and the round goes on without it.
+    A contribution that is not what was agreed is refused with every reason, and the round goes on without it. It has
+    come when the last of its files was written on this disk, so you may build long after the deadline.
 
     \b
     Examples:
@@ -298,11 +313,13 @@ def simulate(
     selection: SelectionOption = Choosing.DPP,
     method: MethodOption = Method.LORA,
     rank: Rank = 16,
-    epochs: Epochs = 3,
+    epochs: Epochs = None,
+    fixed_steps: FixedSteps = None,
     top_k: TopK = 1,
     fallback: Fallback = False,
     routing_vectors: RoutingVectors = Vectors.PROXIES,
     context: Context = Sight.AUTO,
+    more: MoreSettings = None,
     dp_epsilon: DpEpsilon = 0.0,
     dp_selection_epsilon: SelectionEpsilon = 0.0,
     dp_routing_epsilon: RoutingEpsilon = 0.0,
@@ -313,6 +330,9 @@ def simulate(
     quiet: console.Quiet = False,
 ) -> None:
     """Play all parties on this machine: the same files, checks and result as if they were apart. No network.
+
+    The same command again goes on where it stopped. OUT holds one simulation: what was made with other options, or of
+    other examples, is not taken for what is asked now.
 
     \b
     Examples:
@@ -331,12 +351,17 @@ def simulate(
         public,
         private,
         steps=own_steps,
-        terms=terms_of(count, selection, method, rank, epochs, top_k, fallback, routing_vectors, context),
+        terms=terms_of(
+            count, selection, method, rank, epochs, fixed_steps, top_k, fallback, routing_vectors, context, more
+        ),
         task=task_of(task, labels),
         tasks=tasks_of(list(private), task, owner_task, owner_labels),
         quorum=quorum or 0,
     )
-    told = simulation.run(out, round_, private, out / simulation.MODEL, steps=own_steps, progress=console.progress())
+    progress = console.progress()
+    told = simulation.run(out, round_, private, out / simulation.MODEL, steps=own_steps, progress=progress)
+    if measure_references:
+        simulation.measure(out, round_, private, steps=own_steps, progress=progress)
     if as_json:
         console.data({"model": str(out / simulation.MODEL), "owners": told})
         return
@@ -359,12 +384,12 @@ def status(
       cloister unify status round
       cloister unify status mine --json
     """
+    from cloister.unify.rounds import invitation
     from cloister.unify.rounds.coordinator import INVITATION
-    from cloister.unify.rounds.recipe import RECIPE, read
     from cloister.unify.rounds.state import Book
 
     book = Book.load(folder)
-    recipe = read(folder / INVITATION / RECIPE) if book.state.party == "coordinator" else None
+    recipe = invitation.read(folder / INVITATION, whole=False).recipe if book.state.party == "coordinator" else None
     if as_json:
         console.data(rows(book, recipe))
     else:
@@ -378,17 +403,21 @@ def add(
     days: Annotated[
         float | None, typer.Option(min=0, help="Its deadline, in days from now. [default: the round's]")
     ] = None,
+    owner_task: OwnerTasks = None,
+    owner_labels: OwnerLabels = None,
     key_folder: KeyFolder = None,
     verbose: console.Verbose = False,
     quiet: console.Quiet = False,
 ) -> None:
     """Invite one more owner, or give one another deadline. What others have sent stays good.
 
-    Then hand out ROUND/invitation, and put the newcomer's expert beside the others with `build --onto MODEL`.
+    Then hand out ROUND/invitation, and put the newcomer's expert beside the others with `build --onto MODEL`. Labels
+    that the round does not have yet come with it: --owner-labels.
 
     \b
     Examples:
       cloister unify add round harbour=harbour.pub --days 7
+      cloister unify add round harbour=harbour.pub --owner-labels harbour=ships.txt
     """
     from datetime import timedelta
 
@@ -399,7 +428,9 @@ def add(
     ((name, path),) = pairs([owner], "NAME=KEY").items()
     until = None if days is None else now() + timedelta(days=days)
     with opened(folder) as round_:
-        round_.add(invited(name, path, until), Key.load(key_folder or folder / "key"))
+        tasks = tasks_of([name], Kind(round_.recipe.terms.task.kind), owner_task, owner_labels)
+        (one,) = with_tasks([invited(name, path, until)], tasks)
+        round_.add(one, Key.load(key_folder or folder / "key"))
     print(folder / INVITATION)
 
 
@@ -414,8 +445,8 @@ def remove(
     """Take an owner out: of a round (what it sent is deleted), or its expert out of a model.
 
     A model of texts keeps a part of the expert in the others' experts, and the joint training has seen the owner's
-    chosen public examples. To be without both, take the owner out of the round and build again; no expert is trained
-    again for that.
+    chosen public examples; names of labels that were the owner's alone stay as well. To be without all this, take the
+    owner out of the round and build again; no expert is trained again for that.
 
     \b
     Examples:
@@ -424,7 +455,7 @@ def remove(
     """
     from cloister import storage
     from cloister.unify.artefacts import write_json
-    from cloister.unify.rounds.coordinator import PROVENANCE, read_provenance
+    from cloister.unify.rounds.provenance import PROVENANCE, read_provenance, without
     from cloister.unify.rounds.state import STATE
 
     if (folder / STATE).exists():
@@ -435,14 +466,11 @@ def remove(
     if out is None:
         raise UsageError("A model needs --out.", advice="Say where the smaller model goes.")
     made = read_provenance(folder)
-    owners = made["owners"]
-    if not isinstance(owners, dict) or owner not in owners:
+    if owner not in made["owners"]:
         raise UsageError(f"{owner} owns no expert of {folder}.", advice=f"`{PROVENANCE}` in it names its owners.")
     with storage.fresh_directory(out) as partial:
         steps().remove(folder, owner, partial)
-        write_json(
-            partial / PROVENANCE, {**made, "owners": {name: about for name, about in owners.items() if name != owner}}
-        )
+        write_json(partial / PROVENANCE, without(made, owner))
     print(out)
     if made.get("share"):
         console.note(

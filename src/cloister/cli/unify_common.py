@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -82,7 +83,23 @@ Count = Annotated[int, typer.Option(min=1, help="Public examples that each owner
 SelectionOption = Annotated[Choosing, typer.Option("--selection", help="How they are chosen.")]
 MethodOption = Annotated[Method, typer.Option("--method", help="LoRA factors, or the blocks in full.")]
 Rank = Annotated[int, typer.Option(min=1, help="Rank of the LoRA factors.")]
-Epochs = Annotated[int, typer.Option(min=1, help="Epochs of each expert.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs of each expert. [default: 3]")]
+FixedSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps", min=1,
+        help="Instead: training steps, the same for every owner, so that how far its weights have moved does not tell "
+        "how many examples it has.",
+    ),
+]  # fmt: skip
+MoreSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE",
+        help="A setting without an option of its own, such as expert.lr=0.002, selection.tempering=1, router.share=0. "
+        "docs/unify-rounds.md lists them. Repeat it.",
+    ),
+]  # fmt: skip
 TopK = Annotated[int, typer.Option(min=1, help="Experts a token goes through.")]
 Context = Annotated[
     Sight,
@@ -187,18 +204,59 @@ def terms_of(
     selection: Choosing,
     method: Method,
     rank: int,
-    epochs: int,
+    epochs: int | None,
+    fixed_steps: int | None,
     top_k: int,
     fallback: bool,
     vectors: Vectors,
     context: Sight,
+    more: list[str] | None,
 ) -> dict[str, Any]:
     """The recipe's parts that options say."""
-    return {
+    if epochs and fixed_steps:
+        raise InvalidParameter("--epochs and --steps say the same thing in two ways.", advice="Give one of them.")
+    long = {"steps": fixed_steps} if fixed_steps else {"epochs": epochs or 3}
+    found: dict[str, Any] = {
         "selection": {"count": count, "pool": max(3000, count), "method": selection.value},
-        "expert": {"method": method.value, "rank": rank, "epochs": epochs},
+        "expert": {"method": method.value, "rank": rank, **long},
         "router": {"top_k": top_k, "fallback": fallback, "vectors": vectors.value, "context": context.value},
     }
+    _add(found, more or [])
+    return found
+
+
+_BY_OPTION = {
+    "selection.count",
+    "selection.method",
+    "expert.method",
+    "expert.rank",
+    "expert.epochs",
+    "expert.steps",
+} | {f"router.{name}" for name in ("top_k", "fallback", "vectors", "context")}
+
+
+def _add(found: dict[str, Any], more: list[str]) -> None:
+    """Put the settings of `--set` in."""
+    from cloister.unify.rounds import recipe
+
+    known = {
+        f"{part}.{name}"
+        for part, kind in (("selection", recipe.Selection), ("expert", recipe.Expert), ("router", recipe.Router))
+        for name in kind.model_fields
+    } - _BY_OPTION
+    for one in more:
+        name, given, value = one.partition("=")
+        if name in _BY_OPTION:
+            raise InvalidParameter(f"{name} has an option of its own.", advice="See --help.")
+        if not given or name not in known:
+            raise InvalidParameter(
+                f"{one!r} sets nothing.", advice=f"Write NAME=VALUE. Names: {', '.join(sorted(known))}."
+            )
+        part, _, field = name.partition(".")
+        try:
+            found[part][field] = json.loads(value)
+        except ValueError:
+            found[part][field] = value
 
 
 def rows(book: Book, recipe: Recipe | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from cloister.cli.unify_privacy import (
     REFERENCES,
     Delta,
     DpEpsilon,
+    LearningRate,
     MaxMembership,
     NoMeasure,
     References,
@@ -56,13 +57,14 @@ def coordinator(
 
     Begin the round with `cloister unify invite`. Owners need the address, ROUND/key/tls-certificate.pem, and your key's
     fingerprint. Nobody else gets in. It ends when all have come, or all deadlines are over and the quorum has come.
+    Once MODEL is built, the same command tells owners who ask within a minute how the round ended.
 
     \b
     Examples:
       cloister unify coordinator round model --host 0.0.0.0 --name coordinator.example.org
     """
     from cloister.unify.federation import flower
-    from cloister.unify.federation.coordinate import coordinate
+    from cloister.unify.federation.coordinate import LAST_SECONDS, coordinate, is_built
     from cloister.unify.keys import PublicKey
 
     flower.require()
@@ -75,15 +77,19 @@ def coordinator(
                 f"Waiting at {where}:{port}. Your key's fingerprint: {PublicKey(round_.recipe.coordinator).fingerprint}"
             )
             console.note(
-                f"Owners run: cloister unify join {where}:{port} EXAMPLES MINE --certificate {certificate.name}"
+                f"Owners run: cloister unify join {where}:{port} EXAMPLES MINE --key KEYS "
+                f"--certificate {certificate.name}"
             )
             console.note(f"The certificate is {certificate}.")
 
         progress = console.progress()
+        if built := is_built(round_, out):
+            console.note(f"{out} is built. For {LAST_SECONDS:.0f} s owners who ask hear how the round ended.")
         coordinate(round_, host=host, port=port, names=names, progress=progress, announce=announce)
         if not as_json:
             table(round_.book, round_.recipe)
-        round_.build(out, wait=False, progress=progress)
+        if not built:
+            round_.build(out, wait=False, progress=progress)
     if as_json:
         console.data({"model": str(out), **rows(round_.book, round_.recipe)})
     else:
@@ -105,6 +111,7 @@ def join(
     no_measure: NoMeasure = False,
     measure_references: References = REFERENCES,
     max_membership: MaxMembership = 1.0,
+    learning_rate: LearningRate = None,
     reconsider: Reconsider = False,
     as_json: console.Json = False,
     verbose: console.Verbose = False,
@@ -122,10 +129,13 @@ def join(
     """
     from cloister.unify.federation import join as joining
     from cloister.unify.keys import Key
+    from cloister.unify.rounds.contribution import agreed_on
+    from cloister.unify.rounds.owner import CONTRIBUTION
 
     own_steps = private_steps(
         dp_epsilon, dp_selection_epsilon, dp_routing_epsilon, dp_delta,
         measure=not no_measure, references=measure_references, max_membership=max_membership,
+        learning_rate=learning_rate,
     )  # fmt: skip
     joining.join(
         address,
@@ -138,7 +148,10 @@ def join(
         reconsider=reconsider,
         progress=console.progress(),
     )
+    made = folder / CONTRIBUTION
+    agreed = agreed_on(made)
     if as_json:
-        console.data({"state": "received", "contribution": str(folder / "contribution")})
+        console.data({"state": "received", "contribution": str(made), "agreed": agreed})
     else:
         print("The coordinator has your contribution.")
+        console.note(f"Public examples: SHA-256 {agreed['public']}. {agreed['note']}")

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 DpEpsilon = Annotated[
     float,
-    typer.Option("--dp-epsilon", min=0, metavar="E", help="Train the expert with differential privacy. 0: without."),
-]
+    typer.Option(
+        "--dp-epsilon", min=0, metavar="E",
+        help="Train the expert with differential privacy. Bounds what the weights reveal only together with "
+        "--dp-selection-epsilon (or a random choice): they depend on the chosen examples too. 0: without.",
+    ),
+]  # fmt: skip
 SelectionEpsilon = Annotated[
     float,
     typer.Option("--dp-selection-epsilon", min=0, metavar="E", help="Choose public examples with it. 0: without."),
@@ -46,6 +50,14 @@ MaxMembership = Annotated[
         help="Make no contribution if the attack on the weights does better than this. 0.5 is guessing.",
     ),
 ]  # fmt: skip
+LearningRate = Annotated[
+    float | None,
+    typer.Option(
+        "--learning-rate", metavar="R",
+        help="Of your expert, instead of the round's. One that is too high makes an expert that ruins what the router "
+        "sends to it by mistake.",
+    ),
+]  # fmt: skip
 REFERENCES = 4  # `disclosure.contribution.REFERENCES`, which would be slow to import for --help
 
 
@@ -58,15 +70,22 @@ def private_steps(
     measure: bool = True,
     references: int = REFERENCES,
     max_membership: float = 1.0,
+    learning_rate: float | None = None,
 ) -> RealSteps:
     """An owner's steps with its decisions."""
     from cloister.unify.rounds.real import Privacy, RealSteps
 
+    if epsilon and not selection:
+        console.note(
+            "--dp-epsilon alone bounds nothing, because the expert is trained on chosen public examples too. Say "
+            "--dp-selection-epsilon as well, unless this round chooses at random."
+        )
     return RealSteps(
         Privacy(epsilon, selection, routing, delta),
         measure=measure,
         references=references,
         max_membership=max_membership,
+        learning_rate=learning_rate,
     )
 
 

@@ -20,7 +20,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ BLOCK = 1 << 22
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,46}[a-z0-9])?")  # of a party; also the name of its folder
 _PATH = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}/){0,3}[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _HEX = re.compile(r"[0-9a-f]{64}")
+MOST_SIZE = 1 << 50  # of one file: more than anybody has, and small enough for every kind of number
 _UNSAFE = (".bin", ".ckpt", ".dill", ".joblib", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth", ".py", ".so")
 
 
@@ -140,14 +141,20 @@ class Expected:
 
 
 @contextmanager
-def writing(out: Path, label: Label, key: Key, *, replace: bool = False) -> Iterator[Path]:
-    """Yield an empty folder; when the block ends well, `out` is that folder with a signed manifest over its files."""
-    with storage.fresh_directory(out, replace=replace) as folder:
+def writing(out: Path, label: Label, key: Key, *, replace: bool = False, private: bool = True) -> Iterator[Path]:
+    """Yield an empty folder; when the block ends well, `out` is that folder with a signed manifest over its files.
+
+    `private`: nobody else on this machine can read it. Not for files that are links to somebody's own.
+    """
+    mode = storage.SECRET_FOLDER if private else storage.ORDINARY_FOLDER
+    with storage.fresh_directory(out, replace=replace, mode=mode) as folder:
         yield folder
         files = {name: File(*_measure(folder / name)) for name in sorted(_names(folder))}
         manifest = Manifest(label, files)
         signed = Manifest(label, files, key.sign(manifest.message()))
         storage.write_text(folder / MANIFEST, signed.text())
+        if private:
+            storage.make_private(folder)
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -196,6 +203,8 @@ def load_manifest(folder: Path) -> tuple[Manifest | None, list[str]]:
         raw = read_json(folder / MANIFEST, MOST_MANIFEST)
     except ValueError as error:
         return None, [f"{MANIFEST}: {error}"]
+    except OSError as error:
+        return None, [f"{shown(str(folder), 200)} cannot be read ({error.strerror})"]
     reasons = []
     if not isinstance(raw, dict):
         return None, [f"{MANIFEST} is not an object"]
@@ -216,10 +225,11 @@ def load_manifest(folder: Path) -> tuple[Manifest | None, list[str]]:
         size = about.get("size") if isinstance(about, dict) and set(about) == {"size", "sha256"} else None
         if reason:
             reasons.append(reason)
-        elif type(size) is not int or not 0 <= size < 1 << 50 or not _is_hash(about["sha256"]):
+        elif type(size) is not int or not 0 <= size < MOST_SIZE or not is_hash(about["sha256"]):
             reasons.append(f"{MANIFEST}: {name} has no size and SHA-256")
         else:
             files[name] = File(size, about["sha256"])
+    reasons += below_files([*files, MANIFEST])
     try:
         signature = base64.b64decode(str(raw.get("signature", "")), validate=True)
     except (binascii.Error, ValueError):
@@ -240,8 +250,16 @@ def wrong_path(name: object) -> str:
     return ""
 
 
-def _is_hash(text: object) -> bool:
+def is_hash(text: object) -> bool:
+    """A SHA-256 in hexadecimal."""
     return isinstance(text, str) and _HEX.fullmatch(text) is not None
+
+
+def below_files(names: Iterable[str]) -> list[str]:
+    """Names that make a folder of another file, as `a/b` does of `a`: no disk can hold both."""
+    files = set(names)
+    folders = {name: [name[:at] for at, letter in enumerate(name) if letter == "/"] for name in files}
+    return [f"{shown(name)} lies below a file" for name in sorted(files) if not files.isdisjoint(folders[name])]
 
 
 def _wrong_label(manifest: Manifest, expected: Expected) -> Iterator[str]:
@@ -286,7 +304,13 @@ def _present(folder: Path) -> tuple[set[str], list[str]]:
     reasons: list[str] = []
     waiting = [folder]
     while waiting:
-        for entry in sorted(os.scandir(waiting.pop()), key=lambda entry: entry.name):
+        below = waiting.pop()
+        try:
+            entries = sorted(os.scandir(below), key=lambda entry: entry.name)
+        except OSError as error:
+            reasons.append(f"{shown(below.relative_to(folder).as_posix())} cannot be read ({error.strerror})")
+            continue
+        for entry in entries:
             name = Path(entry.path).relative_to(folder).as_posix()
             if entry.is_symlink():
                 reasons.append(f"{shown(name)} is a link")
@@ -374,19 +398,22 @@ def copy(folder: Path, out: Path, most: int) -> None:
         raise Refused("The artefact", [f"it has {manifest.size:,} bytes, at most {most:,} were agreed"])
     storage.require_space(out.parent, manifest.size)
     reasons = _present(folder)[1]
-    with storage.fresh_directory(out, replace=True) as own:
+    with storage.fresh_directory(out, replace=True, mode=storage.SECRET_FOLDER) as own:
         for name in (*manifest.files, MANIFEST):
             size = manifest.files[name].size if name in manifest.files else MOST_MANIFEST
-            (own / name).parent.mkdir(parents=True, exist_ok=True)
             try:
+                (own / name).parent.mkdir(parents=True, exist_ok=True)
                 with open_file(folder, name) as source, (own / name).open("xb") as target:
                     _copy(source, target, size)
             except ValueError as error:
                 reasons.append(str(error))
+            except FileExistsError:  # where small and capital letters are the same to the disk
+                reasons.append(f"{shown(name)} is the same file as another here")
         present = _present(folder)[0]
         reasons += [f"{shown(name)} is not in the manifest" for name in sorted(present - {*manifest.files, MANIFEST})]
         if reasons:
             raise Refused("The artefact", reasons)
+        storage.make_private(own)
 
 
 def _copy(source: BinaryIO, target: BinaryIO, most: int) -> None:

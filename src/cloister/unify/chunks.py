@@ -13,7 +13,6 @@ is written down is not trusted in the end but hashed. Neither side holds more th
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,8 +26,11 @@ from cloister.errors import BrokenManifest, DataError, UsageError
 from .artefacts import (
     MANIFEST,
     MOST_FILES,
+    MOST_SIZE,
     Refused,
+    below_files,
     digest_of,
+    is_hash,
     open_file,
     parse_json,
     read_json,
@@ -98,9 +100,9 @@ class Index:
         """From what another party sent; `Refused` with every reason."""
         if not isinstance(raw, dict) or raw.get("schema") != SCHEMA or raw.get("chunk") != SIZE:
             raise Refused("The list of chunks", [f"it does not have schema {SCHEMA} and chunks of {SIZE:,} bytes"])
-        listed = raw.get("files")
-        if set(raw) != {"schema", "chunk", "files"} or not isinstance(listed, dict) or len(listed) > MOST_FILES + 1:
-            raise Refused("The list of chunks", [f"it is not a list of at most {MOST_FILES} files"])
+        listed = raw.get("files") if set(raw) == {"schema", "chunk", "files"} else None
+        if not isinstance(listed, dict) or not 1 <= len(listed) <= MOST_FILES + 1:
+            raise Refused("The list of chunks", [f"it is not a list of one to {MOST_FILES} files"])
         files, reasons = {}, []
         for name, about in sorted(listed.items()):
             reason = "" if name == MANIFEST else wrong_path(name)
@@ -110,6 +112,7 @@ class Index:
                 reasons.append(f"{name} has no size, hash and list of chunks that agree")
             else:
                 files[name] = file
+        reasons += below_files(files)
         if reasons:
             raise Refused("The list of chunks", reasons)
         return cls(files)
@@ -119,9 +122,11 @@ def _listed(about: Any) -> Listed | None:
     if not isinstance(about, dict) or set(about) != {"size", "sha256", "chunks"}:
         return None
     size, chunks = about["size"], about["chunks"]
-    if type(size) is not int or size < 0 or not isinstance(chunks, list) or len(chunks) != math.ceil(size / SIZE):
+    if type(size) is not int or not 0 <= size < MOST_SIZE:
         return None
-    if not all(isinstance(text, str) and len(text) == 64 for text in (*chunks, about["sha256"])):
+    if not isinstance(chunks, list) or len(chunks) != -(-size // SIZE):
+        return None
+    if not all(is_hash(text) for text in (*chunks, about["sha256"])):
         return None
     return Listed(size, about["sha256"], tuple(chunks))
 
@@ -171,7 +176,7 @@ class Receiver:
             self._start[name] = at
             at += len(file.chunks)
         self._have = bytearray(at)
-        inbox.mkdir(parents=True, exist_ok=True)
+        storage.private_directory(inbox)
         self._begin()
 
     @classmethod
@@ -268,16 +273,22 @@ class Receiver:
                 path.unlink()
                 storage.write_bytes(self.inbox / _HAVE, bytes(self._have))
                 raise BadChunk(f"{name} is not what was announced.", advice="Ask for its chunks again.")
+        storage.make_private(files)
         storage.sync_tree(files)
         storage.remove(out)
-        out.parent.mkdir(parents=True, exist_ok=True)
+        storage.private_directory(out.parent)
         files.replace(out)
         storage.remove(self.inbox)
 
 
-def load_index(data: bytes) -> Index:
-    """An index as it came over a connection."""
+def most_index(most: int) -> int:
+    """How long the list of a folder of at most `most` bytes can be. A long list takes many times its own memory."""
+    return (1 << 20) + 80 * (most // SIZE + MOST_FILES)
+
+
+def load_index(data: bytes, most: int = MOST_INDEX) -> Index:
+    """An index as it came over a connection, of at most `most` bytes."""
     try:
-        return Index.parse(parse_json(data, MOST_INDEX))
+        return Index.parse(parse_json(data, most))
     except ValueError as error:
         raise BrokenManifest(f"The list of chunks cannot be read: {error}.", advice="Ask for it again.") from None

@@ -6,7 +6,8 @@ for any model. Opacus finds the noise for the wanted epsilon (Renyi accountant).
 
 How many steps there are and with which probability an example is drawn follow from the number of private examples,
 which is private too: `plan` reads it through noise (discrete Laplace, a twentieth of epsilon) and all else follows from
-the noisy number. So the bound holds for one example added or removed without a public count.
+the noisy number. So the bound holds for one example added or removed without a public count. A number of steps that
+the recipe fixes (`fixed`) follows from nothing; the probability still does.
 
 Draws and noise are secret, so they come from the system and a resumed run does not repeat them. They are made by
 ordinary generators seeded from the system, not by cryptographic ones, and in floating point; the noisy count alone is
@@ -61,9 +62,11 @@ class Plan:
         return self.count_epsilon + self.steps_epsilon
 
 
-def plan(count: int, dp: Any, *, batch: int, epochs: int, workdir: Path | None = None) -> Plan:
+def plan(
+    count: int, dp: Any, *, batch: int, epochs: int, fixed: int | None = None, workdir: Path | None = None
+) -> Plan:
     """Steps, rate and noise for `count` private examples. With `workdir` a resumed run gets the same plan again."""
-    asked = {"epsilon": dp.epsilon, "delta": dp.delta, "batch": batch, "epochs": epochs}
+    asked = {"epsilon": dp.epsilon, "delta": dp.delta, "batch": batch, "epochs": epochs, "steps": fixed}
     path = workdir and workdir / FILE
     if path and path.is_file():
         kept = json.loads(path.read_text())
@@ -71,7 +74,7 @@ def plan(count: int, dp: Any, *, batch: int, epochs: int, workdir: Path | None =
             return Plan(**kept["plan"])
     scale = math.ceil(1 / (FOR_THE_COUNT * dp.epsilon))
     noisy = max(count + discrete.laplace(scale), 1)
-    steps, rate = math.ceil(noisy / batch) * epochs, min(1.0, batch / noisy)
+    steps, rate = fixed or math.ceil(noisy / batch) * epochs, min(1.0, batch / noisy)
     noise, spent = _noise(dp.epsilon - 1 / scale, dp.delta, rate, steps)
     made = Plan(noisy, rate, steps, noise, 1 / scale, spent, dp.delta)
     if path:

@@ -106,6 +106,11 @@ class Examples:
             raise UsageError("These examples are texts; the task at hand needs images.")
         return self.inputs
 
+    def some(self, rows: Sequence[int]) -> list[str] | Pixels:
+        """The inputs of these rows, as `Seed.batch` takes them."""
+        inputs = self.inputs
+        return inputs[list(rows)] if isinstance(inputs, np.ndarray) else [inputs[row] for row in rows]
+
     def digest(self) -> str:
         """SHA-256 over everything in the table."""
         found = hashlib.sha256(self.kind.encode())

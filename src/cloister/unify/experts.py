@@ -6,13 +6,16 @@
 Only feed-forward weights move, by LoRA (PEFT) or in full; everything else is the seed's, so that experts fit together.
 The proxies are trained on too ("alignment"): the router will only ever see proxies. `delta` is what may leave the
 owner, together with nothing else of this result: the count of losses would tell the size of the private data.
+
+So does the distance that the weights have moved, which anybody sees who has them: it grows with the number of steps.
+With `epochs` that follows from the private data; with `steps` it is the same for everybody.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +55,7 @@ class Settings:
     rank: int = 16
     alpha: float = 32.0
     epochs: int = 3
+    steps: int | None = None  # so many whatever the number of examples, instead of `epochs`
     lr: float = 5e-4
     batch: int = 32
     proxy_batch: int = 16  # proxies a step, beside `batch` private examples
@@ -198,14 +202,16 @@ def train_expert(
     model = seed.fresh_model()
     parameters = trainable(model, settings)
     model.eval()  # no dropout: it costs a fifth of the time, and experts are small changes to begin with
-    steps_an_epoch = math.ceil(len(private) / settings.batch)
-    steps = steps_an_epoch * settings.epochs
+    steps = settings.steps or math.ceil(len(private) / settings.batch) * settings.epochs
     planned = None
     if settings.dp is not None:
         from cloister.unify import dp
 
         # Not even how many steps there are may follow from the exact number of private examples.
-        planned = dp.plan(len(private), settings.dp, batch=settings.batch, epochs=settings.epochs, workdir=workdir)
+        planned = dp.plan(
+            len(private), settings.dp, batch=settings.batch, epochs=settings.epochs, fixed=settings.steps,
+            workdir=workdir,
+        )  # fmt: skip
         steps = planned.steps
     loop = Loop(
         parameters,
@@ -227,16 +233,31 @@ def train_expert(
         )  # fmt: skip
         loop.go(lambda _: torch.zeros(()), progress=progress, what="Training the expert", gradients=gradients)
         return ExpertResult(delta_of(parameters, settings), loop.losses, planned.epsilon, loop.seconds)
-    rows = order(len(private), settings.epochs, settings.seed_for_order).reshape(settings.epochs, -1)
+    rows = _rows(len(private), steps, settings)
 
     def loss_at(step: int) -> Tensor:
-        epoch, place = divmod(step, steps_an_epoch)
-        chosen = rows[epoch, place * settings.batch : (place + 1) * settings.batch].tolist()
-        loss = task.loss(model, seed, private, chosen)
+        loss = task.loss(model, seed, private, rows(step))
         return loss if public is None else loss + settings.proxy_weight * public(step)
 
     loop.go(loss_at, progress=progress, what="Training the expert")
     return ExpertResult(delta_of(parameters, settings), loop.losses, None, loop.seconds)
+
+
+def _rows(count: int, steps: int, settings: Settings) -> Callable[[int], list[int]]:
+    """The private examples of a step. With a fixed number of steps every batch is full, also the last of an epoch and
+    those of an owner that has fewer examples than that: a smaller batch would be a step of another kind."""
+    batch = settings.batch
+    if settings.steps:
+        every = order(count, math.ceil(steps * batch / count), settings.seed_for_order)
+        return lambda step: every[step * batch : (step + 1) * batch].tolist()
+    epochs = order(count, settings.epochs, settings.seed_for_order).reshape(settings.epochs, -1)
+    steps_an_epoch = math.ceil(count / batch)
+
+    def chosen(step: int) -> list[int]:
+        epoch, place = divmod(step, steps_an_epoch)
+        return epochs[epoch, place * batch : (place + 1) * batch].tolist()
+
+    return chosen
 
 
 def _public_part(seed: Seed, model: nn.Module, proxies: Examples | None, settings: Settings, steps: int) -> Any:
@@ -257,5 +278,6 @@ def _public_part(seed: Seed, model: nn.Module, proxies: Examples | None, setting
 def _check(private: Examples, proxies: Examples | None, settings: Settings) -> None:
     if not len(private) or (proxies is not None and not len(proxies)):
         raise UsageError("An expert needs private examples, and proxies unless there are to be none.")
-    if min(settings.rank, settings.epochs, settings.batch) < 1 or not settings.lr > 0:
-        raise UsageError("Rank, epochs, batch and learning rate must be positive.")
+    fixed = 1 if settings.steps is None else settings.steps
+    if min(settings.rank, settings.epochs, settings.batch, fixed) < 1 or not settings.lr > 0:
+        raise UsageError("Rank, epochs, steps, batch and learning rate must be positive.")

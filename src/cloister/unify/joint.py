@@ -34,6 +34,7 @@ from cloister.unify.experts import lora
 from cloister.unify.seeds import GROUP, Batch, Seed, batches_by_length, pooled, with_state
 from cloister.unify.tasks import SCALE, public_targets, vector_loss
 from cloister.unify.training import Descent, Loop, order, stamp
+from cloister.unify.views import block_inputs
 
 State = Mapping[str, Tensor]
 Part = Literal["router", "experts"]
@@ -84,17 +85,20 @@ def router_vectors_from_proxies(
 
 
 def _block_inputs_by_owner(seed: Seed, proxies: Sequence[Examples]) -> list[list[Tensor]]:
-    """`block_inputs` of each; a text that several owners chose goes through the seed once."""
+    """`block_inputs` of each, layer by layer; a text that several owners chose goes through the seed once."""
     if seed.kind == "vision":
-        return [block_inputs(seed, examples) for examples in proxies]
+        return [_by_layer(torch.from_numpy(block_inputs(seed, examples))) for examples in proxies]
     place: dict[str, int] = {}
     for examples in proxies:
         for text in examples.texts():
             place.setdefault(text, len(place))
     names = tuple(str(i) for i in range(len(place)))
-    together = block_inputs(seed, Examples("text", names, tuple(place), None))
-    rows = [torch.tensor([place[text] for text in examples.texts()]) for examples in proxies]
-    return [[layer[own] for layer in together] for own in rows]
+    together = torch.from_numpy(block_inputs(seed, Examples("text", names, tuple(place), None)))
+    return [_by_layer(together[[place[text] for text in examples.texts()]]) for examples in proxies]
+
+
+def _by_layer(found: Tensor) -> list[Tensor]:
+    return list(found.transpose(0, 1))
 
 
 def _regress(features: Tensor, owner: Tensor, owners: int, penalty: float = 0.03) -> Tensor:
@@ -140,36 +144,6 @@ def shared(seed: Seed, states: Mapping[str, State], share: float) -> dict[str, S
         }
         for owner, state in states.items()
     }
-
-
-def block_inputs(seed: Seed, examples: Examples, batch: int = 64) -> list[Tensor]:
-    """For each layer of the seed the mean over real tokens of the feed-forward block's input: (n, hidden) a layer."""
-    from cloister.unify.moe.blocks import find
-
-    blocks = find(seed.model)
-    out = [torch.empty(len(examples), seed.hidden) for _ in blocks]
-    now: dict[str, Any] = {}
-
-    def keep(layer: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            z, real = args[0], now["real"]
-            mean = z.mean(1) if real is None else (z * real).sum(1) / real.sum(1).clamp(min=1)
-            out[layer][now["rows"]] = mean
-
-        return hook
-
-    handles = [getattr(b.owner, b.name).register_forward_pre_hook(keep(i)) for i, b in enumerate(blocks)]
-    try:
-        with torch.inference_mode():
-            for rows in batches_by_length(examples.inputs, batch):
-                inputs = seed.batch(_some(examples, rows))
-                mask = inputs.get("attention_mask")
-                now.update(rows=rows, real=None if mask is None else mask[..., None].float())
-                pooled(seed.model, inputs, seed.kind)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return out
 
 
 def train_jointly(
@@ -293,7 +267,7 @@ def routing_accuracy(
         right, total = 0.0, 0.0
         with torch.inference_mode():
             for rows in batches_by_length(examples.inputs, batch):
-                inputs = seed.batch(_some(examples, rows))
+                inputs = seed.batch(examples.some(rows))
                 with routes(unified) as weights:
                     pooled(unified, inputs, seed.kind)
                 for layer in weights:
@@ -431,7 +405,3 @@ def _language_loss(
     experts = torch.full((len(picks),), table.expert)
     route = route_loss(weights, experts, batch["attention_mask"])
     return settings.teacher_weight * teacher + settings.public_weight * public + settings.route_weight * route
-
-
-def _some(examples: Examples, rows: Sequence[int]) -> Any:
-    return examples.pixels()[list(rows)] if examples.kind == "image" else [examples.texts()[i] for i in rows]

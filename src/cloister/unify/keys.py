@@ -111,7 +111,7 @@ class Key:
         public = secret.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
         pem = secret.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption())
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            storage.private_directory(folder)
             storage.write_bytes(folder / PUBLIC, public + b"\n")  # the secret last: its file says that both are there
             storage.write_secret(folder / PRIVATE, pem)
         except OSError as error:

@@ -22,8 +22,7 @@ from cloister.unify import joint
 from cloister.unify.examples import Examples
 from cloister.unify.seeds import Seed, batches_by_length, pooled
 
-PENALTY = 0.003  # there are several tokens a sequence, so less of it than for means
-STEEP = 0.3  # of `joint.SHARP`: weights of chosen experts near 0.95, and the joint training can still change its mind
+PENALTY = 0.001  # there are several tokens a sequence, so less of it than for means
 
 
 def fit_router(
@@ -32,24 +31,27 @@ def fit_router(
     proxies_by_owner: Mapping[str, Examples],
     *,
     blend: float = 0.9,
-    tokens: int = 4,
-    steep: float = STEEP,
+    tokens: int | None = None,
     batch: int = 64,
     progress: Progress = SILENT,
 ) -> None:
-    """Set the routers of a unified model in place. `tokens` of each sequence are looked at, drawn by a fixed seed."""
+    """Set the routers of a unified model in place.
+
+    `tokens` of each sequence are looked at, drawn by a fixed seed: four, or eight where context is what came before.
+    """
     from cloister.unify.moe import set_router
     from cloister.unify.moe.routing import RoutedFeedForward
 
     blocks = [part for part in model.modules() if isinstance(part, RoutedFeedForward)]
     share = 0.0 if model.config.context == "none" else blend
+    tokens = tokens or (8 if model.config.context == "prefix" else 4)
     vectors = [torch.zeros(len(proxies_by_owner), seed.hidden) for _ in blocks]
     set_router(model, vectors, blend=share or None)
     draw = torch.Generator().manual_seed(0)
     with progress.task("Fitting the router", total=len(blocks), unit="layers") as told:
         for layer, block in enumerate(blocks):
             features, owner = _inputs(model, block, seed, proxies_by_owner, share, tokens, batch, draw)
-            vectors[layer] = steep * joint._regress(features, owner, len(proxies_by_owner), PENALTY)
+            vectors[layer] = joint._regress(features, owner, len(proxies_by_owner), PENALTY)
             set_router(model, vectors, blend=share or None)
             told.advance()
 
@@ -81,7 +83,7 @@ def _inputs(
             for number, examples in enumerate(proxies_by_owner.values()):
                 before = sum(map(len, found))
                 for rows in batches_by_length(examples.inputs, batch):
-                    inputs = seed.batch(joint._some(examples, rows))
+                    inputs = seed.batch(examples.some(rows))
                     now["real"] = inputs.get("attention_mask")
                     pooled(model, inputs, seed.kind)
                 owner.append(torch.full((sum(map(len, found)) - before,), number))

@@ -7,7 +7,7 @@ same run. The rows of texts, images and language keep what they have trained in 
 from __future__ import annotations
 
 from cloister.bench.suites import Suite
-from cloister.bench.unify import contribution, disclosure, inference, language, selection, text_rows, vision
+from cloister.bench.unify import contribution, disclosure, inference, language, pictures, selection, text_rows, vision
 
 SUITE = Suite(
     "unify",
@@ -20,4 +20,5 @@ SUITE = Suite(
         *disclosure.WORKLOADS,
         *contribution.WORKLOADS,
     ),
+    (pictures.draw,),
 )

@@ -1,10 +1,11 @@
 """Inference of a unified model beside one expert alone, and beside what K separate experts cost (BTM).
 
 Seven experts, one chosen a token: as many products as one expert computes, but each expert's weights are read for its
-share of the tokens, and a router comes on top. The text rows use the real MiniLM, texts of Banking77 padded as its
-tokenizer pads them, and a router fitted to texts of seven owners; `mixed` batches hold texts of all seven, and `random`
-is the unfavourable case of a router that scatters every sequence over the experts. Experts are random changes of the
-seed: what they answer does not matter to the clock. Padding is not computed by the unified model; the share is told.
+share of the tokens, and a router comes on top. Routers are fitted to sequences of seven owners, as they are in a round:
+for the real MiniLM to their texts, padded as its tokenizer pads them; for the decoder to seven small vocabularies; for
+the ViT to images of seven colours. A batch is one owner's, or `mixed`: of all seven. `random` is the unfavourable case
+of a router that scatters every sequence over the experts. Experts are random changes of the seed: what they answer does
+not matter to the clock. Padding is not computed by the unified model; the share is told.
 """
 
 from __future__ import annotations
@@ -171,6 +172,28 @@ def _encoder(options: Options) -> list[Row]:
 # ---- decoders and images ----------------------------------------------------------------------------------------
 
 
+def _fitted(seed: Any, per_owner: Sequence[Batch]) -> list[Any]:
+    """Router vectors by which each owner's sequences go to its expert, as a round fits them to proxies."""
+    import torch
+
+    from cloister.unify import joint
+    from cloister.unify.moe.blocks import find
+
+    found: list[list[Any]] = []
+    handles = []
+    for place, block in enumerate(find(seed)):
+        found.append([])
+        module = getattr(block.owner, block.name)
+        handles.append(module.register_forward_pre_hook(lambda _, z, place=place: found[place].append(z[0].mean(1))))
+    with torch.inference_mode():
+        for batch in per_owner:
+            seed(**batch)
+    for handle in handles:
+        handle.remove()
+    owner = torch.arange(len(per_owner)).repeat_interleave(len(found[0][0]))
+    return [joint._regress(torch.cat(one).clone(), owner, len(per_owner)) for one in found]
+
+
 def _decoder(options: Options) -> list[Row]:
     """A LLaMA of hidden size 512: whole prompts, and token by token with the cache, where each operation counts."""
     import torch
@@ -182,33 +205,50 @@ def _decoder(options: Options) -> list[Row]:
         intermediate_size=1408, vocab_size=8192, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     seed = transformers.LlamaForCausalLM(config).eval()
-    trial, rows = _trial(seed), []
-    for size, length in ((2, 8),) if options.quick else ((1, 64), (16, 64)):
-        ids = torch.randint(0, config.vocab_size, (size, length))
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        what = f"a LLaMA of hidden size 512, {size} prompts of {length} tokens"
-        rows.append(_row(f"inference-prompt-{size}", trial, [batch], what, pairs=5 if options.quick else 15))
-    for size in (2,) if options.quick else (1, 16):
-        rows.append(_decoding(trial, size, 4 if options.quick else 24, pairs=5 if options.quick else 11))
-    return rows
+    words = 64  # of each owner: an untrained model knows no others as alike
+
+    def prompts(owner: int, size: int, length: int) -> Batch:
+        ids = torch.randint(owner * words, (owner + 1) * words, (size, length))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    trial = _trial(seed, _fitted(seed, [prompts(owner, 40, 32) for owner in range(EXPERTS)]))
+    size, length, count, pairs = (2, 8, 4, 5) if options.quick else (16, 64, 24, 15)
+    kind = "a LLaMA of hidden size 512"
+    rows = []
+    for many in (1, size):
+        what = f"{kind}, {many} prompts of {length} tokens, of one owner"
+        rows.append(_row(f"inference-prompt-{many}", trial, [prompts(1, many, length)], what, pairs=pairs))
+    mixed = _together([prompts(i % EXPERTS, 1, length) for i in range(size)])
+    what = f"{kind}, {size} prompts of {length} tokens, of all owners"
+    rows.append(_row(f"inference-prompt-mixed-{size}", trial, [mixed], what, pairs=pairs))
+    for many in (1, size):
+        rows.append(_decoding(f"inference-decoding-{many}", trial, prompts(1, many, 16), count, pairs=pairs))
+    mixed = _together([prompts(i % EXPERTS, 1, 16) for i in range(size)])
+    return [*rows, _decoding(f"inference-decoding-mixed-{size}", trial, mixed, count, pairs=pairs)]
 
 
-def _decoding(trial: Trial, size: int, count: int, *, pairs: int) -> Row:
+def _together(batches: Sequence[Batch]) -> Batch:
     import torch
 
-    ids = torch.randint(0, trial.dense.config.vocab_size, (size, 16))
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _decoding(name: str, trial: Trial, batch: Batch, count: int, *, pairs: int) -> Row:
+    import torch
+
     wanted: Batch = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
-    wanted["attention_mask"] = torch.ones_like(ids)
     with torch.inference_mode():
         found = timing.compare(
-            lambda: trial.unified.generate(ids, **wanted), lambda: trial.dense.generate(ids, **wanted), pairs=pairs
-        )
+            lambda: trial.unified.generate(**batch, **wanted), lambda: trial.dense.generate(**batch, **wanted),
+            pairs=pairs,
+        )  # fmt: skip
+    used, _ = _spread(trial.unified, [batch])
     note = (
-        f"{count} tokens after 16, {size} sequences: unified {found.a_median:.2f} s, one expert {found.b_median:.2f} s"
+        f"{count} tokens after {batch['input_ids'].shape[1]}, {len(batch['input_ids'])} sequences that use {used:.1f} "
+        f"experts a layer: unified {found.a_median:.2f} s, one expert {found.b_median:.2f} s"
     )
     return Row.measured(
-        f"inference-decoding-{size}", found.ratio, "times one expert", spread=found.spread, bar=BAR,
-        baseline="one expert alone", note=note,
+        name, found.ratio, "times one expert", spread=found.spread, bar=BAR, baseline="one expert alone", note=note,
         figures={"unified_seconds": found.a_median, "dense_seconds": found.b_median},
     )  # fmt: skip
 
@@ -223,11 +263,24 @@ def _vision(options: Options) -> list[Row]:
         hidden_size=192, num_hidden_layers=2 if options.quick else 6, num_attention_heads=3, intermediate_size=768,
         image_size=32, patch_size=4,
     )  # fmt: skip
-    trial, rows = _trial(transformers.ViTModel(config, add_pooling_layer=False).eval()), []
+    seed = transformers.ViTModel(config, add_pooling_layer=False).eval()
+    colours = torch.randn(EXPERTS, 3, 1, 1)
+
+    def images(owner: int, size: int) -> Batch:
+        return {"pixel_values": colours[owner] + 0.5 * torch.randn(size, 3, 32, 32)}
+
+    trial = _trial(seed, _fitted(seed, [images(owner, 40) for owner in range(EXPERTS)]))
+    pairs, rows = 5 if options.quick else 15, []
     for size in (2,) if options.quick else (1, 16, 64):
-        batch = {"pixel_values": torch.randn(size, 3, 32, 32)}
         what = f"a ViT of hidden size 192, {size} images of 65 patches"
-        rows.append(_row(f"inference-vision-{size}", trial, [batch], what, pairs=5 if options.quick else 15))
+        rows.append(_row(f"inference-vision-{size}", trial, [images(1, size)], f"{what}, of one owner", pairs=pairs))
+        if size > 1:
+            mixed = _together([images(i % EXPERTS, 1) for i in range(size)])
+            rows.append(_row(f"inference-vision-mixed-{size}", trial, [mixed], f"{what}, of all owners", pairs=pairs))
+    _route(trial.unified, None, blend=0.3)
+    batch = images(1, 2 if options.quick else 16)
+    what = f"a ViT of hidden size 192, {len(batch['pixel_values'])} images, a random router"
+    rows.append(_row("inference-vision-random", trial, [batch], what, pairs=pairs, bar=None))
     return rows
 
 

@@ -123,16 +123,15 @@ class Trial(text.Trial):
     def start(self, model: Any, chosen: Mapping[str, Examples], variant: text.Variant) -> None:
         """Layer by layer inside the model, because these experts are far from their seed."""
         if variant.start == "fit":
-            fit_router(model, self.seed, chosen, blend=self.plan.blend, tokens=8)
+            fit_router(model, self.seed, chosen, blend=self.plan.blend)
         else:
             super().start(model, chosen, variant)
 
-    def public(self, kind: PublicKind) -> tuple[Examples, text.Vectors]:
+    def public(self, kind: PublicKind) -> Examples:
         """Alpaca and Wikipedia, whatever `kind` says: there is one public set."""
-        if "alpaca and wikipedia" not in self._public:
-            shared = public(self.root, self.plan.public)
-            self._public["alpaca and wikipedia"] = shared, self._vectors(shared)
-        return self._public["alpaca and wikipedia"]
+        if kind not in self._public:
+            self._public[kind] = public(self.root, self.plan.public)
+        return self._public[kind]
 
 
 def mean(perplexities: Mapping[str, float]) -> float:

@@ -42,6 +42,7 @@ from cloister.unify.experts import Settings, apply_delta, train_expert
 from cloister.unify.joint import JointSettings
 from cloister.unify.seeds import Seed
 from cloister.unify.training import stamp
+from cloister.unify.views import BY_KIND, view
 
 OURS = "unified"
 NO_PRIVACY = ("unrestricted", "pooled")
@@ -150,7 +151,8 @@ class Trial:
         self.plan, self.draw, self.cache, self.progress = plan, draw, cache, progress
         self.root = root or text_data.data_directory()
         self.seconds: dict[str, float] = {}  # by stage
-        self._public: dict[str, tuple[Examples, Vectors]] = {}
+        self._public: dict[str, Examples] = {}
+        self._compared: dict[str, tuple[Vectors, dict[str, Vectors]]] = {}
         self._chosen: dict[tuple[str, str], dict[str, Examples]] = {}
         self._states: dict[str, State] = {}
         self._alone: dict[str, Predictor] = {}
@@ -181,27 +183,40 @@ class Trial:
         """Each owner's training data."""
         return {owner.name: owner.train for owner in self.owners}
 
-    @cached_property
-    def private_vectors(self) -> dict[str, Vectors]:
-        """The seed's vectors of each owner's data."""
-        return {name: self._vectors(own) for name, own in self.private.items()}
-
-    def public(self, kind: PublicKind) -> tuple[Examples, Vectors]:
-        """Public examples with the seed's vectors."""
+    def public(self, kind: PublicKind) -> Examples:
+        """Public examples."""
         if kind not in self._public:
             tasks = [owner.task for owner in self.owners]
-            shared = text_data.public(self.root, kind, self.plan.public, seed=self.seed, tasks=tasks)
-            self._public[kind] = shared, self._vectors(shared)
+            self._public[kind] = text_data.public(self.root, kind, self.plan.public, seed=self.seed, tasks=tasks)
         return self._public[kind]
+
+    def compared(self, kind: PublicKind) -> tuple[Vectors, dict[str, Vectors]]:
+        """What a choice of proxies compares: vectors of the public examples, and of each owner's."""
+        if kind not in self._compared:
+            shared = self.public(kind)
+            path = self._vectors_file(shared)
+            if path and path.is_file():
+                with np.load(path, allow_pickle=False) as kept:
+                    self._compared[kind] = kept[""], {name: kept[name] for name in self.private}
+                return self._compared[kind]
+            with self._clock("vectors"):
+                here, vectors = view(self.seed, shared, progress=self.progress)
+                own = {name: here.vectors(held, progress=self.progress) for name, held in self.private.items()}
+            self._compared[kind] = vectors, own
+            if path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with storage.fresh_file(path) as file:
+                    np.savez(file, **{"": vectors}, **own)  # type: ignore[arg-type]
+        return self._compared[kind]
 
     def proxies(self, selection: str, kind: PublicKind) -> dict[str, Examples]:
         """The public examples that stand for each owner."""
         from cloister.unify.selection import Selection, choose
 
         if (selection, kind) not in self._chosen:
-            shared, vectors = self.public(kind)
+            shared, (vectors, private) = self.public(kind), self.compared(kind)
             found = {}
-            for number, (name, own) in enumerate(self.private_vectors.items()):
+            for number, (name, own) in enumerate(private.items()):
                 wanted = Selection(
                     method=selection, count=self.plan.proxies, pool=min(self.plan.pool, len(shared)),  # type: ignore[arg-type]
                     seed_for_folds=1000 * self.draw + number,
@@ -364,18 +379,10 @@ class Trial:
         name = stamp(plan=asdict(self.plan.expert), private=dict(self.plan.private), draw=self.draw, method=method)
         return self.cache and self.cache / "models" / name[:24]
 
-    def _vectors(self, of: Examples) -> Vectors:
-        path = self.cache and self.cache / "vectors" / f"{stamp(seed=self.seed.fingerprint, of=of.digest())[:24]}.npy"
-        if path and path.is_file():
-            kept: Vectors = np.load(path, allow_pickle=False)
-            return kept
-        with self._clock("vectors"):
-            found: Vectors = self.seed.vectors(of, progress=self.progress)
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with storage.fresh_file(path) as file:
-                np.save(file, found)
-        return found
+    def _vectors_file(self, public: Examples) -> Path | None:
+        private = {name: own.digest() for name, own in self.private.items()}
+        name = stamp(seed=self.seed.fingerprint, look=BY_KIND[self.seed.kind], public=public.digest(), private=private)
+        return self.cache and self.cache / "vectors" / f"{name[:24]}.npz"
 
     @contextmanager
     def _clock(self, stage: str) -> Iterator[None]:

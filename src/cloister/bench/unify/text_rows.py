@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cloister.bench.schema import Report, Row
+from cloister.bench.schema import Row
 from cloister.bench.suites import Options, Workload
 from cloister.bench.unify.text import ABLATIONS, NO_PRIVACY, OURS, QUICK, Plan, Scores, Trial, average
 
@@ -127,41 +127,6 @@ def ablations(options: Options) -> list[Row]:
 
 def _spread(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float | None:
     return float(values.std(ddof=1)) if len(values) > 1 else None
-
-
-def draw(report: Report, directory: Path | str) -> list[Path]:
-    """A picture of who is how accurate under which method; returns the files written."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = [row for row in report.rows if row.name.startswith(ACCURACY) and row.figures]
-    if not rows:
-        return []
-    owners = list(rows[0].figures)
-    cells = np.array([[*(row.figures[owner] for owner in owners), row.value or 0.0] for row in rows])
-    figure, axes = pyplot.subplots(figsize=(2.8 + 1.15 * len(owners), 1.6 + 0.36 * len(rows)), layout="constrained")
-    # One colour scale a column: what is easy for one owner is hard for another.
-    low, high = cells.min(0), cells.max(0)
-    axes.imshow((cells - low) / np.maximum(high - low, 1e-9), cmap="Greens", vmin=-0.1, vmax=1.4, aspect="auto")
-    for (line, column), value in np.ndenumerate(cells):
-        best = value == high[column]
-        axes.text(
-            column, line, f"{value:.1f}", ha="center", va="center", fontsize=8, weight="bold" if best else "normal"
-        )
-    axes.axvline(len(owners) - 0.5, color="#333333", linewidth=1)
-    axes.set_xticks(range(len(owners) + 1), [*(name.replace("_", " ") for name in owners), "average"], fontsize=8)
-    axes.tick_params(axis="x", rotation=20, top=True, bottom=False, labeltop=True, labelbottom=False)
-    axes.set_yticks(range(len(rows)), [row.name.removeprefix(ACCURACY) for row in rows], fontsize=8)
-    axes.set_title(f"accuracy in % by owner and method   {report.started[:10]}", fontsize=10)
-    axes.spines[:].set_visible(False)
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"bench-{report.suite}-text.png"
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return [path]
 
 
 WORKLOADS = (

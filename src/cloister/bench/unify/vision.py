@@ -135,11 +135,9 @@ class Trial(text.Trial):
         else:
             super().start(model, chosen, variant)
 
-    def public(self, kind: PublicKind) -> tuple[Examples, text.Vectors]:
+    def public(self, kind: PublicKind) -> Examples:
         """Printed characters, whatever `kind` says: there is one public set."""
-        if "alpaca and wikipedia" not in self._public:
-            self._public["alpaca and wikipedia"] = self.glyphs, self._vectors(self.glyphs)
-        return self._public["alpaca and wikipedia"]
+        return self.glyphs
 
 
 # ---------------------------------------------------------------- handwriting

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cloister.errors import DataError
 from cloister.progress import SILENT, Progress
-from cloister.unify.disclosure import membership, proxies
+from cloister.unify.disclosure import claims, membership, proxies
 from cloister.unify.disclosure.claims import Done
 from cloister.unify.disclosure.report import Figure, Item, Report, membership_figures
 
@@ -56,7 +56,8 @@ def of_contribution(
     public_vectors, private_vectors = (seed.vectors(one, progress=progress) for one in (public, private))
     ids = _of_ids(seed, task, private, public, chosen, private_vectors, public_vectors, missed)
     leak, notes = _of_weights(seed, task, private, public.rows(chosen), settings, references, workdir, progress, missed)
-    weights = Item("expert weights", membership_figures(leak, done[1]) if leak else (), tuple(notes))
+    bound = claims.alone(done[1], done)
+    weights = Item("expert weights", membership_figures(leak, bound) if leak else (), tuple(notes))
     sent_item = Item("routing vectors")
     if sent is not None:
         cosine = _direction_of_layers(seed, private, public, sent, progress)
@@ -149,7 +150,7 @@ def _cosine(a: Vectors, b: Vectors) -> float:
 
 def _direction_of_layers(seed: Seed, private: Examples, public: Examples, sent: Vectors, progress: Progress) -> float:
     """The mean over layers of how well the vectors that are sent point to the private mean."""
-    from cloister.unify.disclosure.routing_vectors import block_inputs
+    from cloister.unify.views import block_inputs
 
     middle, mine = (block_inputs(seed, one, progress=progress).mean(0) for one in (public, private))
     return float(np.mean([_cosine(a - c, b - c) for a, b, c in zip(sent, mine, middle, strict=True)]))

@@ -19,6 +19,7 @@ import numpy as np
 from cloister import storage
 from cloister.errors import BrokenManifest
 from cloister.unify.disclosure import claims, measures
+from cloister.unify.disclosure.accounting import Bound
 from cloister.unify.disclosure.claims import Done, Part
 from cloister.unify.disclosure.measures import Estimate
 from cloister.unify.disclosure.membership import Leak
@@ -26,7 +27,6 @@ from cloister.unify.disclosure.membership import Leak
 SCHEMA = "cloister.unify.report.home/1"
 JSON, PAGE, PLOT = "report.json", "report.md", "membership.png"
 _MOST = 16 << 20
-_LIMITS = {"plain": "no limit", "independent": "", "absent": ""}
 
 FigureName = Literal[
     "labels betrayed", "regions betrayed", "own records chosen", "direction of the mean",
@@ -85,6 +85,8 @@ class Report:
     def home(self) -> dict[str, Any]:
         """As JSON."""
         items = {item.part: item for item in self.items}
+        bounds = {one.part: claims.alone(one, self.done) for one in self.done}
+        warnings = {one.part: claims.warning(one, self.done) for one in self.done}
         return {
             "schema": SCHEMA,
             "stays": "Keep this page. Its figures are functions of your examples and tell how many they are.",
@@ -93,10 +95,10 @@ class Report:
                     "artefact": one.part,
                     "leaves": one.how != "absent",
                     "function_of_private_data": one.how not in ("independent", "absent"),
-                    "bounded_by": one.sentence(),
-                    "limit": f"epsilon {one.epsilon:g}, delta {one.delta:g}" if one.private else _LIMITS[one.how],
+                    "bounded_by": claims.sentence(one, self.done),
+                    "limit": _limit(one, bounds[one.part]),
                     "figures": [_plain(figure) for figure in items[one.part].figures],
-                    "notes": list(items[one.part].notes),
+                    "notes": [*items[one.part].notes, *filter(None, [warnings[one.part]])],
                     "option": claims.OPTIONS[one.part],
                 }
                 for one in self.done
@@ -141,14 +143,20 @@ def value(home: Mapping[str, Any], name: FigureName) -> float | None:
     return next((figure["value"] for figure in every if figure["name"] == name), None)
 
 
-def membership_figures(leak: Leak, done: Done) -> tuple[Figure, ...]:
-    """The figures of the attack on the expert."""
-    auc = measures.most_auc(done.epsilon, done.delta) if done.private else None
-    rate = measures.most_rate(done.epsilon, done.delta) if done.private else None
+def membership_figures(leak: Leak, bound: Bound) -> tuple[Figure, ...]:
+    """The figures of the attack on the expert. `bound` is the weights' own: of the choice and the training together."""
+    auc = measures.most_auc(bound.epsilon, bound.delta) if bound.holds else None
+    rate = measures.most_rate(bound.epsilon, bound.delta) if bound.holds else None
     found = [Figure("membership, likelihood ratio", leak.likelihood.auc.value, leak.likelihood.auc, auc)]
     if leak.likelihood.tpr is not None:
         found.append(Figure("membership at 1 % false positives", leak.likelihood.tpr.value, leak.likelihood.tpr, rate))
     return (*found, Figure("membership, loss", leak.loss.auc.value, leak.loss.auc, auc))
+
+
+def _limit(one: Done, bound: Bound) -> str:
+    if one.how in ("independent", "absent"):
+        return ""
+    return f"epsilon {bound.epsilon:g}, delta {bound.delta:g}" if bound.holds else "no limit"
 
 
 def _plain(figure: Figure) -> dict[str, Any]:

@@ -112,38 +112,10 @@ def record_between(
 # ---- vectors that are safe to send -----------------------------------------------------------------------------------
 
 
-def block_inputs(
-    seed: Seed, examples: Examples, *, batch: int = 64, progress: Progress = SILENT
-) -> NDArray[np.float32]:
-    """(examples, layers, hidden): for each feed-forward block of the *seed* the mean of its inputs over real tokens."""
-    import torch
-
-    from cloister.unify.moe.blocks import find
-    from cloister.unify.seeds import batches_by_length
-
-    model = seed.fresh_model()
-    blocks = find(model)
-    seen: dict[int, torch.Tensor] = {}
-    for index, block in enumerate(blocks):
-        getattr(block.owner, block.name).register_forward_pre_hook(
-            lambda _, args, index=index: seen.__setitem__(index, args[0].detach())
-        )
-    out = np.empty((len(examples), len(blocks), seed.hidden), dtype=np.float32)
-    inputs = examples.inputs
-    with torch.inference_mode(), progress.task("Block inputs", total=len(examples), unit="examples") as task:
-        for rows in batches_by_length(inputs, batch):
-            given = seed.batch(inputs[rows] if isinstance(inputs, np.ndarray) else [inputs[i] for i in rows])
-            model(**given)
-            mask = given.get("attention_mask")
-            for index, z in seen.items():
-                real = torch.ones(z.shape[:2]) if mask is None else mask.to(z.dtype)
-                out[rows, index] = ((z * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1)).numpy()
-            task.advance(len(rows))
-    return out
-
-
 def from_proxies(seed: Seed, proxies: Examples, *, progress: Progress = SILENT) -> NDArray[np.float32]:
     """(layers, hidden): the proxies' mean under the seed. Anyone who has the proxy ids can compute it."""
+    from cloister.unify.views import block_inputs
+
     found: NDArray[np.float32] = (
         block_inputs(seed, proxies, progress=progress).mean(0, dtype=np.float64).astype(np.float32)
     )

@@ -19,7 +19,7 @@ def ensure(folder: Path, names: Sequence[str]) -> tuple[Path, Path]:
     certificate, key = folder / CERTIFICATE, folder / KEY
     wanted = sorted({"localhost", "127.0.0.1", *(name for name in names if name not in ("", "0.0.0.0", "::"))})
     if not (key.exists() and certificate.exists() and set(wanted) <= set(_names(certificate))):
-        folder.mkdir(parents=True, exist_ok=True)
+        storage.private_directory(folder)
         public, secret = _make(wanted)
         storage.write_secret(key, secret)
         storage.write_bytes(certificate, public)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloister.errors import CloisterError, PeerDied
+from cloister.errors import CloisterError, DiskFull, PeerDied, UsageError
 from cloister.progress import SILENT, Progress
 from cloister.unify.chunks import Sender
 from cloister.unify.rounds.coordinator import INVITATION, Coordinator
+from cloister.unify.rounds.provenance import read_provenance
 
 from . import certificates, flower
 from .link import Link
@@ -25,6 +26,30 @@ QUICK_SECONDS, SLOW_SECONDS = 20.0, 60.0  # for chunks: more of them at once, or
 LAST_SECONDS = 60.0  # for owners who are there to hear how it ended
 RECENT_SECONDS = 30.0  # an owner who was connected so lately is waited for at the end
 TRIES = 3  # to start a SuperLink again that has died
+
+
+def is_built(round_: Coordinator, out: Path) -> bool:
+    """Whether `out` is the model of this round, made by an earlier run; then nothing is left but to tell the owners.
+
+    `UsageError` if `out` is something else: better than after days of waiting.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    standing = round_.standing()
+    taken = {name: round_.book.entry(name).digest for name in standing.taken}
+    try:
+        found = read_provenance(out)
+    except UsageError:
+        found = {}
+    if standing.awaited or (found.get("terms"), found.get("owners")) != (round_.recipe.terms.digest(), taken):
+        more = f"; {', '.join(standing.awaited)} may still come" if standing.awaited else ""
+        raise UsageError(
+            f"{out} exists and is not the model of the owners whose contributions are here{more}.",
+            advice="Name another folder for the model, or remove this one first.",
+        )
+    for name in taken:  # the run that built it may have been killed before it noted that
+        round_.book.move(name, "built")
+    return True
 
 
 @dataclass
@@ -117,12 +142,12 @@ class _Talk:
             time.sleep(PAUSE if time.monotonic() < self.moved + IDLE_SECONDS else IDLE_PAUSE)
 
     def _should_hear(self, name: str) -> bool:
-        """An owner who is there or was a moment ago (busy machines connect anew), or whose contribution was taken while
-        we were not there."""
+        """An owner who is there or was a moment ago (busy machines connect anew), or whose contribution was taken by an
+        earlier run, which may not have told it."""
         stage = self.round.book.entry(name).stage
         peer = self.peers[name]
         unheard = not peer.side.told or bool(peer.number)  # being asked is not having heard
-        return unheard and (self._was_here(name) or stage == "received")
+        return unheard and (self._was_here(name) or stage in ("received", "built"))
 
     def _was_here(self, name: str) -> bool:
         return time.monotonic() < self.seen.get(name, float("-inf")) + RECENT_SECONDS
@@ -155,13 +180,23 @@ class _Talk:
             except PeerDied:
                 raise
             except flower.NodeGone:
-                peer.number, peer.last = "", None
-                self._wait_longer(peer)
+                self._ask_later(peer)
+            except (DiskFull, OSError) as error:  # our own trouble, for which no owner is refused
+                self.progress.note(f"{name}: what it sent cannot be kept: {error}")
+                self._ask_later(peer)
             except CloisterError as error:
-                self.progress.note(f"{name}: {error.message}")
-                peer.side.refuse([error.message])
-                peer.number, peer.last = "", None
-                self._wait_longer(peer)
+                self._against(peer, error.message)
+            except Exception as error:  # whatever an owner finds to send, the round of the others goes on
+                self._against(peer, f"it sent what nothing here expects ({type(error).__name__})")
+
+    def _against(self, peer: _Peer, reason: str) -> None:
+        self.progress.note(f"{peer.side.name}: {reason}")
+        peer.side.refuse([reason])
+        self._ask_later(peer)
+
+    def _ask_later(self, peer: _Peer) -> None:
+        peer.number, peer.last = "", None
+        self._wait_longer(peer)
 
     def _heard(self, peer: _Peer, said: Said, waited: float) -> None:
         before = self.round.book.entry(peer.side.name)

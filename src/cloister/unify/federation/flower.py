@@ -84,7 +84,7 @@ def _without_proxy() -> str:
 
 def fresh_secret(path: Path) -> str:
     """A secret for this run, which only this user can read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.private_directory(path.parent)
     value = secrets.token_hex(32)
     storage.write_secret(path, value.encode())
     return value
@@ -106,7 +106,7 @@ class Child:
 
     def __init__(self, program: str, arguments: list[str], home: Path, **variables: str) -> None:
         self.log, self.program = home / f"{program}.log", program
-        home.mkdir(parents=True, exist_ok=True)
+        storage.private_directory(home)
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __package__, program, str(os.getpid()), *arguments],

@@ -9,7 +9,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cloister import storage
-from cloister.errors import CloisterError, PeerDied, PeerRefused, PeerTimeout, PeerUnreachable, TrustError, UsageError
+from cloister.errors import (
+    BrokenManifest,
+    CloisterError,
+    PeerDied,
+    PeerRefused,
+    PeerTimeout,
+    PeerUnreachable,
+    TrustError,
+    UsageError,
+)
 from cloister.progress import SILENT, Progress
 from cloister.unify.artefacts import Refused, shown
 from cloister.unify.keys import Key
@@ -25,7 +34,7 @@ PAUSE, IDLE_PAUSE = 0.25, 1.0  # between two looks; the second when nothing has 
 IDLE_SECONDS = 15.0
 AGAIN_SECONDS = 15.0  # the longest pause before the coordinator is tried again
 LAST_SECONDS = 5.0  # for the last answer to be fetched
-GRACE = timedelta(minutes=10)  # after the deadline, to hear how it ended
+GRACE = timedelta(minutes=10)  # after the deadline, and without a coordinator, to hear how it ended
 
 
 def join(
@@ -83,6 +92,8 @@ class _Work(threading.Thread):
             while not side.invited:
                 time.sleep(PAUSE)
             self._check()
+            while not side.asked and _over(side, self._key, timedelta()):
+                time.sleep(PAUSE)  # only the coordinator knows whether it has moved our deadline
             owner.contribute(
                 side.invitation,
                 self._private,
@@ -92,6 +103,7 @@ class _Work(threading.Thread):
                 coordinator=self._coordinator,
                 progress=self._progress,
                 reconsider=self._reconsider,
+                deadline=False,
             )
             side.ready = True
         except CloisterError as error:
@@ -106,7 +118,7 @@ class _Work(threading.Thread):
         """An invitation that is refused is not kept: the next run asks for it again."""
         try:
             invitation.read(self._side.invitation, coordinator=self._coordinator)
-        except (Refused, TrustError):
+        except (Refused, TrustError, BrokenManifest):
             storage.remove(self._side.invitation)
             raise
         self._progress.note("The invitation is here and was checked; working.")
@@ -121,7 +133,7 @@ class _Talk:
         self._address, self._key, self._certificate = address, key, certificate
         self._folder, self._side, self._progress = folder, side, progress
         self._node: Node | None = None
-        self._tries, self._next = 0, 0.0
+        self._tries, self._next, self._alone = 0, 0.0, time.monotonic()
 
     def connect(self, context: ssl.SSLContext) -> None:
         """Knock and start a SuperNode, unless nobody is there; what is wrong for good is raised."""
@@ -153,6 +165,7 @@ class _Talk:
                 except PeerDied as error:
                     self._progress.note(f"{error.message} Connecting again.")
                     self.close()
+                    self._alone = time.monotonic()
             side = self._side
             if side.verdict is not None or side.failed:
                 end = end or time.monotonic() + LAST_SECONDS
@@ -164,14 +177,12 @@ class _Talk:
                 time.sleep(PAUSE if time.monotonic() < asked + IDLE_SECONDS else IDLE_PAUSE)
 
     def _give_up_after_the_deadline(self) -> None:
-        if self._node is not None or not self._side.invited:
+        if self._node is not None or time.monotonic() < self._alone + GRACE.total_seconds():
             return
-        given = invitation.read(self._side.invitation, whole=False)
-        me = owner.who(given, self._key)
-        if datetime.now(UTC) > given.recipe.deadline_of(me) + GRACE:
+        if self._side.invited and _over(self._side, self._key, GRACE):
             raise PeerTimeout(
                 "The deadline is over and the coordinator is not there.",
-                advice="Ask the coordinator how the round ended.",
+                advice="Ask the coordinator how the round ended, or for another deadline and to be there.",
             )
 
     def close(self) -> None:
@@ -181,6 +192,12 @@ class _Talk:
             self._node = None
 
 
+def _over(side: OwnerSide, key: Key, grace: timedelta) -> bool:
+    """Whether the deadline is over, as far as our invitation says."""
+    given = invitation.read(side.invitation, whole=False)
+    return datetime.now(UTC) > given.recipe.deadline_of(owner.who(given, key)) + grace
+
+
 def _end(side: OwnerSide, folder: Path) -> None:
     """Return if the coordinator has our contribution; raise with the reason if not."""
     if side.problem is not None:
@@ -188,9 +205,10 @@ def _end(side: OwnerSide, folder: Path) -> None:
     told = side.verdict.what if side.verdict is not None else {}
     stage, given = str(told.get("stage", "")), told.get("reasons")
     reasons = tuple(shown(reason, 300) for reason in given[:MOST_REASONS]) if isinstance(given, list) else ()
-    if stage in ("received", "refused", "late") and (folder / STATE).exists():
+    own = "received" if stage == "built" else stage
+    if own in ("received", "refused", "late") and (folder / STATE).exists():
         book = Book.load(folder)
-        book.move(book.state.name, stage, reasons=reasons)  # type: ignore[arg-type]
+        book.move(book.state.name, own, reasons=reasons)  # type: ignore[arg-type]
     if stage in ("received", "built"):
         return
     if stage == "refused":
@@ -202,6 +220,6 @@ def _end(side: OwnerSide, folder: Path) -> None:
     if stage == "late":
         raise PeerTimeout(
             f"The contribution came after the deadline ({'; '.join(reasons) or 'the coordinator does not say more'}).",
-            advice="Ask the coordinator for another deadline: `cloister unify add` gives one.",
+            advice="Ask the coordinator for another deadline: `cloister unify add` gives one. Then run the same again.",
         )
     raise PeerRefused("The round is over without us.", advice="Ask the coordinator: `cloister unify status` says why.")

@@ -22,9 +22,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cloister.errors import CloisterError, ProtocolViolation
+from cloister.errors import CloisterError, DiskFull, ProtocolViolation
 from cloister.unify.artefacts import Refused, parse_json, shown
-from cloister.unify.chunks import BadChunk, Index, Place, Receiver, Sender, load_index, read_chunk
+from cloister.unify.chunks import BadChunk, Index, Place, Receiver, Sender, load_index, most_index, read_chunk
 from cloister.unify.rounds.coordinator import INBOX, INVITATION, Coordinator
 from cloister.unify.rounds.invitation import MOST_PUBLIC, MOST_SEED
 
@@ -91,6 +91,7 @@ class OwnerSide:
         self.failed = ""  # the code of an error; what it says may be about private examples
         self.problem: CloisterError | None = None
         self.ready = False
+        self.asked = False  # about anything but the end: the coordinator awaits us
         self.verdict: Said | None = None
         self._receiver: Receiver | None = None
         self._sender: Sender | None = None
@@ -105,6 +106,7 @@ class OwnerSide:
 
         A question that does not fit, or of another kind, is answered with where the owner stands.
         """
+        self.asked = self.asked or said.what.get("do") != "verdict"
         match said.what.get("do"):
             case "offer" if not self.invited and len(said.data) == 1:
                 index = load_index(said.data[0])
@@ -213,9 +215,8 @@ class CoordinatorSide:
         where = said.what.get("is")
         try:
             if where == "ready" and self._receiver is None and len(said.data) == 1 and "places" not in said.what:
-                self._receiver = Receiver(
-                    self.inbox / "chunks", load_index(said.data[0]), self.round.most_bytes(self._owner)
-                )
+                most = self.round.most_bytes(self._owner)
+                self._receiver = Receiver(self.inbox / "chunks", load_index(said.data[0], most_index(most)), most)
                 self.told = False
             elif where == "ready" and self._receiver is not None and "places" in said.what:
                 put(self._receiver, said)
@@ -226,6 +227,8 @@ class CoordinatorSide:
                 why = said.what.get("why", "")
                 step = f"stopped at the owner's: {shown(why, 40)}" if where == "failed" else ""
                 self.round.book.move(self.name, "working", step=step)
+        except DiskFull:
+            raise  # ours, not the owner's
         except Refused as error:
             self.refuse(error.reasons)
         except CloisterError as error:

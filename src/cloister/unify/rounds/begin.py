@@ -38,7 +38,7 @@ def begin(
     """Begin a round in `folder`. `seed_name` says that the seed is on the hub and need not travel."""
     made = folder / ".public"
     storage.remove(made)
-    made.parent.mkdir(parents=True, exist_ok=True)
+    storage.private_directory(folder)
     recipe = recipes.make(
         round=round_id or secrets.token_hex(16),
         title=title,

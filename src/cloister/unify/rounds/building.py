@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,9 +16,11 @@ from cloister.unify import joint, moe
 from cloister.unify.examples import Examples
 from cloister.unify.experts import apply_delta
 from cloister.unify.moe import folders
+from cloister.unify.router_fit import fit_router
 from cloister.unify.seeds import Seed
 
-from .recipe import Terms
+from .provenance import PROVENANCE, read_provenance
+from .recipe import Router, Terms
 from .steps import Received
 
 _NOBODY = ""  # no owner can be called so
@@ -34,10 +36,10 @@ def unified(
     onto: Path | None,
 ) -> Any:
     """The model. With `onto` only the experts that it lacks are added and trained; its others keep every number."""
-    wanted = terms.router
+    wanted = terms.settled().router
     torch.manual_seed(wanted.seed_for_order)
     sent = {found.name: apply_delta(seed, load_file(str(found.expert))) for found in received}
-    states = joint.shared(seed, sent, terms.share()) if terms.share() and len(sent) > 1 else sent
+    states = joint.shared(seed, sent, wanted.share or 0.0) if wanted.share and len(sent) > 1 else sent
     proxies = {found.name: public.by_id(found.proxies) for found in received}
     if onto is None:
         context = None if wanted.context == "auto" else wanted.context
@@ -47,10 +49,11 @@ def unified(
         model, new = _enlarged(onto, states)
     order = moe.owners(model)
     others = _chosen_by_nobody(public, proxies, wanted.seed_for_order) if model.config.fallback else None
-    moe.set_router(model, _vectors(seed, received, {name: proxies[name] for name in order}, others, terms))
+    _start(model, seed, received, {name: proxies[name] for name in order}, others, wanted, progress)
     if wanted.epochs and new:
         settings = joint.JointSettings(
             epochs=wanted.epochs,
+            public_weight=wanted.public_weight or 0.0,
             lr=wanted.lr,
             router_lr=wanted.router_lr,
             batch=wanted.batch,
@@ -59,7 +62,7 @@ def unified(
         folder = workdir / "joint"
         folder.mkdir(parents=True, exist_ok=True)
         joint.train_jointly(
-            model, seed, proxies, states, settings,
+            model, seed, proxies, sent, settings,
             workdir=folder, progress=progress, only=None if onto is None else new, others=others,
         )  # fmt: skip
     return model
@@ -68,6 +71,11 @@ def unified(
 def _enlarged(onto: Path, states: Mapping[str, Any]) -> tuple[Any, list[str]]:
     model = folders.Folder(onto).model()
     there = moe.owners(model)
+    if sorted(there) != sorted(named := read_provenance(onto)["owners"]):
+        raise UsageError(
+            f"{onto} has the experts of {', '.join(there)}, and {PROVENANCE} in it says {', '.join(named)}.",
+            advice="Build without --onto.",
+        )
     if gone := sorted(set(there) - set(states)):
         raise UsageError(
             f"{onto} has an expert of {', '.join(gone)}, of whom no contribution is here.",
@@ -92,12 +100,23 @@ def _chosen_by_nobody(public: Examples, proxies: Mapping[str, Examples], seed: i
     return public.rows(sorted(np.random.default_rng(seed).permutation(left)[:most].tolist()))
 
 
-def _vectors(
-    seed: Seed, received: Sequence[Received], proxies: Mapping[str, Examples], others: Examples | None, terms: Terms
-) -> list[Any]:
-    """Where the router starts, in the order of `proxies`: (experts, hidden) a layer, the fallback's row first."""
-    if terms.router.vectors == "proxies":
-        held = dict(proxies) if others is None else {_NOBODY: others, **proxies}
-        return joint.router_vectors_from_proxies(seed, held, how=terms.router.start)
-    sent = {found.name: load_file(str(found.routing))["vectors"].float() for found in received}
-    return list(torch.stack([sent[name] for name in proxies], dim=1))
+def _start(
+    model: Any,
+    seed: Seed,
+    received: Sequence[Received],
+    proxies: Mapping[str, Examples],
+    others: Examples | None,
+    wanted: Router,
+    progress: Progress,
+) -> None:
+    """Set the router before the joint training; the fallback's row comes first."""
+    blend = None if model.config.context == "none" else wanted.blend
+    held = dict(proxies) if others is None else {_NOBODY: others, **proxies}
+    if wanted.vectors == "private":
+        sent = {found.name: load_file(str(found.routing))["vectors"].float() for found in received}
+        moe.set_router(model, list(torch.stack([sent[name] for name in proxies], dim=1)), blend=blend)
+    elif wanted.start == "inside":
+        fit_router(model, seed, held, blend=wanted.blend or 0.0, progress=progress)
+    else:
+        how: Literal["fit", "mean"] = "mean" if wanted.start == "mean" else "fit"
+        moe.set_router(model, joint.router_vectors_from_proxies(seed, held, how=how), blend=blend)

@@ -7,13 +7,13 @@
     report.json           what all this reveals, for people
 
 The number of private examples is in none of these, and no number here is a function of it alone: steps, losses and
-times stay at home.
+times stay at home. How far the weights have moved from the seed tells it roughly, unless the recipe fixes the steps.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from cloister.unify.artefacts import Expected, Label, Refused, read_json, shown,
 from cloister.unify.keys import Key, PublicKey
 
 from .recipe import Owner, Recipe
-from .steps import Received, Shapes
+from .steps import SAME_FOR_ALL, Received, Shapes
 
 PURPOSE = "contribution"
 PROXIES, EXPERT, ROUTING, REPORT = "proxies.json", "expert.safetensors", "routing.safetensors", "report.json"
@@ -50,7 +50,7 @@ def write(
     """Write a contribution, complete and signed or not at all."""
     with artefacts.writing(out, label(recipe, name), key, replace=True) as folder:
         write_json(folder / PROXIES, {"schema": PROXIES_SCHEMA, "ids": list(proxies)})
-        write_json(folder / REPORT, {"schema": REPORT_SCHEMA, **report})
+        write_json(folder / REPORT, {**report, "schema": REPORT_SCHEMA, "agreed": _agreed(recipe)})
         shutil.copyfile(expert, folder / EXPERT)
         if routing is not None:
             shutil.copyfile(routing, folder / ROUTING)
@@ -69,9 +69,16 @@ def expected(recipe: Recipe, owner: Owner, shapes: Shapes, routing: Shapes) -> E
 
 
 def check(
-    folder: Path, recipe: Recipe, owner: Owner, shapes: Shapes, routing: Shapes, public_ids: Sequence[str]
+    folder: Path,
+    recipe: Recipe,
+    owner: Owner,
+    shapes: Shapes,
+    routing: Shapes,
+    public_ids: Sequence[str],
+    unusable: Callable[[Received], Sequence[str]],
 ) -> Received:
-    """A contribution that may be used; otherwise `Refused` with every reason."""
+    """A contribution that may be used; otherwise `Refused` with every reason. `unusable` computes with it, once
+    everything that can be seen without computing is as agreed."""
     what = f"The contribution of {owner.name}"
     wanted = expected(recipe, owner, shapes, routing)
     manifest, reasons = artefacts.inspect(folder, wanted)
@@ -87,11 +94,12 @@ def check(
     if ROUTING in known:
         reasons += tensors.wrong(folder, ROUTING, routing)
     if REPORT in known:
-        reasons += _report(folder)
-    if reasons:
-        raise Refused(what, reasons, advice="It may be mended and sent again before the deadline.")
+        reasons += _report(folder, recipe)
     place = folder / ROUTING if ROUTING in manifest.files else None
-    return Received(owner.name, tuple(proxies), folder / EXPERT, place, manifest.digest())
+    received = Received(owner.name, tuple(proxies), folder / EXPERT, place, manifest.digest())
+    if reasons or (reasons := list(unusable(received))):
+        raise Refused(what, reasons, advice="It may be mended and sent again before the deadline.")
+    return received
 
 
 def _proxies(folder: Path, recipe: Recipe, public: frozenset[str], most: int) -> tuple[list[str], list[str]]:
@@ -116,15 +124,27 @@ def _proxies(folder: Path, recipe: Recipe, public: frozenset[str], most: int) ->
     return ids, reasons
 
 
-def _report(folder: Path) -> list[str]:
+def _report(folder: Path, recipe: Recipe) -> list[str]:
     try:
         raw = read_json(folder / REPORT, MOST_REPORT)
     except ValueError as error:
         return [f"{REPORT}: {error}"]
-    return [] if isinstance(raw, dict) and raw.get("schema") == REPORT_SCHEMA else [f"{REPORT} is not {REPORT_SCHEMA}"]
+    if not isinstance(raw, dict) or raw.get("schema") != REPORT_SCHEMA:
+        return [f"{REPORT} is not {REPORT_SCHEMA}"]
+    return [] if raw.get("agreed") == _agreed(recipe) else [f"{REPORT} names other terms or public examples"]
+
+
+def _agreed(recipe: Recipe) -> dict[str, str]:
+    """By what an owner's people see that other owners have got the same."""
+    return {"terms": recipe.terms.digest(), "public": recipe.terms.public, "note": SAME_FOR_ALL}
 
 
 def read_report(folder: Path) -> dict[str, Any]:
     """The report of a contribution that was checked."""
     found = read_json(folder / REPORT, MOST_REPORT)
     return found if isinstance(found, dict) else {}
+
+
+def agreed_on(folder: Path) -> dict[str, str]:
+    """What the report of a contribution that was checked says of the terms and the public examples: their digests."""
+    return {name: str(value) for name, value in read_report(folder)["agreed"].items()}

@@ -11,9 +11,11 @@ nothing else: an owner that was refused or came too late is as if it had not bee
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -26,14 +28,12 @@ from cloister.unify.keys import Key
 
 from . import contribution, invitation
 from . import recipe as recipes
+from .provenance import PROVENANCE, must_enlarge, provenance_of, read_provenance
 from .recipe import Owner, Recipe
-from .state import Book, Entry, State, now
-from .steps import Received, Shapes, Steps
+from .state import STATE, Book, Entry, State, now
+from .steps import Received, Shapes, Steps, right_public
 
 INVITATION, RECEIVED, INBOX, WORK = "invitation", "received", "inbox", "work"
-PROVENANCE = "cloister-unify.json"
-PROVENANCE_SCHEMA = "cloister.unify.provenance/1"
-_MOST = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,35 @@ def standing_of(recipe: Recipe, book: Book, at: datetime | None = None) -> Stand
     return Standing(tuple(taken), tuple(awaited), tuple(out), recipe.quorum)
 
 
+def _written(folder: Path) -> datetime:
+    """When an artefact was complete on this disk: the last of its files' times of change.
+
+    Not their times of modification, which archives and `cp -p` carry over from the sender's machine.
+    """
+    manifest = artefacts.load_manifest(folder)[0]
+    times = []
+    for name in (artefacts.MANIFEST, *(manifest.files if manifest is not None else ())):
+        with suppress(OSError):
+            times.append((folder / name).lstat().st_ctime)
+    return datetime.fromtimestamp(max(times), UTC) if times else now()
+
+
+def _told(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _remove_unfinished(place: Path, key: Key) -> None:
+    """An invitation that this key has signed and whose `invite` was killed before it wrote down that there is a round:
+    nobody was told of it. Any other stays and is in the way."""
+    manifest = artefacts.load_manifest(place)[0]
+    if (
+        manifest is not None
+        and manifest.label.purpose == invitation.PURPOSE
+        and key.public.signed(manifest.message(), manifest.signature)
+    ):
+        storage.remove(place)
+
+
 class Coordinator:
     """One round in one folder."""
 
@@ -89,10 +118,11 @@ class Coordinator:
         cls, folder: Path, recipe: Recipe, key: Key, *, public: Path, seed: Path | None, steps: Steps
     ) -> Coordinator:
         """Begin a round: write `folder/invitation`, which every owner gets."""
+        if not (folder / STATE).exists():
+            _remove_unfinished(folder / INVITATION, key)
         invitation.write(folder / INVITATION, recipe, key, public=public, seed=seed)
-        book = Book.begin(folder, State("coordinator", recipe.round, "coordinator"))
-        for owner in recipe.owners:
-            book.invite(owner.name)
+        owners = {owner.name: Entry(since=now().isoformat()) for owner in recipe.owners}
+        Book.begin(folder, State("coordinator", recipe.round, "coordinator", owners))
         return cls(folder, steps, key)
 
     @property
@@ -112,6 +142,11 @@ class Coordinator:
             )
         if old is not None and owner.task is None:
             owner = owner.model_copy(update={"task": old.task})
+        elif old is not None and owner.task != old.task and self.book.entry(owner.name).stage in ("received", "built"):
+            raise UsageError(
+                f"{owner.name} has sent an expert for the task that it was invited with.",
+                advice=f"Remove {owner.name} from the round first, then add it with its new task.",
+            )
         plain = self.recipe.plain()
         others = [about for about in plain["owners"] if about["name"] != owner.name]
         plain["owners"] = [*others, owner.model_dump(mode="json")]
@@ -158,7 +193,8 @@ class Coordinator:
         """Take a contribution, or say everything that is wrong with it. Returns the owner's name and where it stands.
 
         `sender` is who brought it, where the connection proves that. A folder brought by hand proves nothing before its
-        signature is checked, so nobody is held to what a stranger's folder says.
+        signature is checked, so nobody is held to what a stranger's folder says. `at`: when it came, if that is not
+        when its files were written here; people look at what has come long after the deadline.
         """
         name = sender or self._claimed(source)
         if not name:
@@ -167,13 +203,17 @@ class Coordinator:
         stage = self.book.entry(name).stage
         if stage in ("received", "built", "left"):
             return name, self._again(name, source)
-        if (at or now()) > self.recipe.deadline_of(owner):
-            self._late(name)
+        came, deadline = at or _written(source), self.recipe.deadline_of(owner)
+        if came > deadline:
+            why = (
+                f"it came at {_told(came)}, the deadline was {_told(deadline)}; `cloister unify add` gives another one"
+            )
+            self.book.move(name, "late", reasons=(why,))
             return name, self.book.entry(name)
         own = self.folder / INBOX / name / "contribution"
         try:
             if source != own:
-                own.parent.mkdir(parents=True, exist_ok=True)
+                storage.private_directory(own.parent)
                 artefacts.copy(source, own, self.most_bytes(owner))
             received = self._check(own, owner)
         except Refused as error:
@@ -181,7 +221,7 @@ class Coordinator:
             storage.remove(own)
             return name, self.book.entry(name)
         storage.remove(self.folder / RECEIVED / name)
-        (self.folder / RECEIVED).mkdir(exist_ok=True)
+        storage.private_directory(self.folder / RECEIVED)
         own.replace(self.folder / RECEIVED / name)
         self.book.move(name, "received", digest=received.digest)
         return name, self.book.entry(name)
@@ -217,11 +257,19 @@ class Coordinator:
         return entry
 
     def _check(self, folder: Path, owner: Owner) -> Received:
-        return contribution.check(folder, self.recipe, owner, *self._shapes, self._public_ids)
+        given, terms = self.invitation, self.recipe.terms
+
+        def unusable(received: Received) -> Sequence[str]:
+            return self.steps.unusable(given.seed(), given.public, received, terms)
+
+        return contribution.check(folder, self.recipe, owner, *self._shapes, self._public_ids, unusable)
 
     def _finish_what_was_begun(self) -> None:
-        """A contribution that was checked and moved into place, but not written down because the process died."""
+        """An owner that was added, or a contribution that was checked and moved into place, but not written down
+        because the process died."""
         for owner in self.recipe.owners:
+            if owner.name not in self.book.state.owners:
+                self.book.invite(owner.name)
             place = self.folder / RECEIVED / owner.name
             if place.is_dir() and self.book.entry(owner.name).stage not in ("received", "built", "left"):
                 try:
@@ -268,16 +316,20 @@ class Coordinator:
                 f"{', '.join(standing.awaited)} may still send something.",
                 advice="Wait for the deadline, or say --now to build with those who have come.",
             )
-        received = [self._once_more(name) for name in standing.taken]
         seed = self.invitation.seed()
         self._right_seed(seed)
-        which = hashlib.sha256("\n".join([str(onto), *(found.digest for found in received)]).encode()).hexdigest()
-        work = self.folder / WORK / which[:16]
-        work.mkdir(parents=True, exist_ok=True)
-        terms = self.recipe.terms_of_all()
+        right_public(self.steps, self.invitation.public, self.recipe.terms)
+        received = [self._once_more(name) for name in standing.taken]
+        before = None if onto is None else read_provenance(onto)
+        made = provenance_of(self.recipe.terms, received, before)
+        if onto is not None and before is not None:
+            must_enlarge(onto, before, made)
+        which = hashlib.sha256(json.dumps([before, made], sort_keys=True).encode()).hexdigest()
+        work = storage.private_directory(self.folder / WORK / which[:16])
+        terms = self.recipe.terms_of_all(standing.taken)
         with storage.fresh_directory(out) as partial:
             self.steps.build(seed, self.invitation.public, received, terms, work, partial, progress, onto)
-            write_json(partial / PROVENANCE, self._provenance(received))
+            write_json(partial / PROVENANCE, made)
         for name in standing.taken:
             self.book.move(name, "built")
         storage.remove(work)
@@ -301,27 +353,3 @@ class Coordinator:
         found = self.steps.fingerprint(seed)
         if found != self.recipe.terms.seed.fingerprint:
             raise UsageError("The seed is not the one of the recipe.", advice="Put back the invitation's seed folder.")
-
-    def _provenance(self, received: Sequence[Received]) -> dict[str, object]:
-        """What the model was made of: public, and the same for the same contributions."""
-        terms = self.recipe.terms
-        return {
-            "schema": PROVENANCE_SCHEMA,
-            "terms": terms.digest(),
-            "task": terms.task.model_dump(mode="json"),
-            "seed": terms.seed.fingerprint,
-            "public": terms.public,
-            "share": terms.share(),  # of every owner's changes in the others' experts
-            "owners": {found.name: found.digest for found in received},
-        }
-
-
-def read_provenance(model: Path) -> dict[str, object]:
-    """What `build` wrote beside a model."""
-    try:
-        found = artefacts.read_json(model / PROVENANCE, _MOST)
-    except (ValueError, OSError):
-        found = None
-    if not isinstance(found, dict) or found.get("schema") != PROVENANCE_SCHEMA:
-        raise UsageError(f"{model} is not a unified model: it has no {PROVENANCE}.", advice="Name what `build` wrote.")
-    return found

@@ -14,13 +14,11 @@ from typing import Any
 
 from cloister.errors import UsageError
 from cloister.progress import SILENT, Progress
-from cloister.unify.artefacts import read_json
 
 from . import invitation
-from .owner import WORK
+from .owner import WORK, kept_json
 from .real import DISCLOSURE, RealSteps
-
-_MOST = 1 << 30
+from .state import Book
 
 
 def measured(
@@ -30,8 +28,13 @@ def measured(
     given, work = invitation.read(invited, whole=False), folder / WORK
     if not (work / "proxies.json").exists():
         raise UsageError(f"{folder} holds no contribution yet.", advice="Run `cloister unify contribute` first.")
-    proxies = read_json(work / "proxies.json", _MOST)
-    return steps.measured(given.seed(), given.public, private, proxies, given.recipe.terms, work, progress)
+    name = Book.load(folder).state.name
+    me = given.recipe.owner(name)
+    if me is None:
+        raise UsageError(f"{name} is not invited by {invited}.", advice="Name the invitation of this folder's round.")
+    proxies = kept_json(work / "proxies.json", list)
+    # What it trained for, which may be a task of its own.
+    return steps.measured(given.seed(), given.public, private, proxies, given.recipe.terms_of(me), work, progress)
 
 
 def page(folder: Path) -> Path:

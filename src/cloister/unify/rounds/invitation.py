@@ -55,7 +55,7 @@ def label(recipe: Recipe) -> Label:
 
 def write(out: Path, recipe: Recipe, key: Key, *, public: Path, seed: Path | None, replace: bool = False) -> None:
     """Write an invitation. `seed` is left out where the recipe names it."""
-    with artefacts.writing(out, label(recipe), key, replace=replace) as folder:
+    with artefacts.writing(out, label(recipe), key, replace=replace, private=False) as folder:
         recipes.write(folder / RECIPE, recipe)
         _link_files(public, folder / "public", ("",))
         if seed is not None:
@@ -89,6 +89,7 @@ def read(folder: Path, *, coordinator: str = "", whole: bool = True) -> Invitati
     `coordinator` is the fingerprint that its sender's key must have. `whole=False` looks at the signature only, for a
     folder that was checked before.
     """
+    storage.restore(folder)
     manifest, reasons = artefacts.load_manifest(folder)
     if manifest is None:
         raise Refused("The invitation", reasons, advice="Ask the coordinator for it again.")

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cloister import storage
-from cloister.errors import PeerTimeout, UsageError, WrongKey
+from cloister.errors import BrokenManifest, PeerTimeout, UsageError, WrongKey
 from cloister.progress import SILENT, Progress
-from cloister.unify.artefacts import digest_of, load_manifest, open_file, read_json, write_json
+from cloister.unify import tensors
+from cloister.unify.artefacts import Refused, digest_of, open_file, read_json, shown, write_json
 from cloister.unify.keys import Key, PublicKey
 
 from . import contribution, invitation
 from .invitation import Invitation
 from .recipe import Owner
 from .state import STATE, Book, State, now
-from .steps import Steps
+from .steps import Shapes, Steps, right_public
 
 CONTRIBUTION, WORK = "contribution", "work"
 READY = "the contribution is ready"
@@ -41,24 +42,39 @@ def contribute(
     coordinator: str = "",
     progress: Progress = SILENT,
     reconsider: bool = False,
+    deadline: bool = True,
 ) -> Path:
-    """Make `folder/contribution`. `reconsider` begins anew, for private examples that have changed."""
+    """Make `folder/contribution`, which was checked as the coordinator checks it.
+
+    `reconsider` begins anew, for private examples that have changed. `deadline=False` leaves it to the coordinator to
+    say who is late: over the network it may have moved a deadline since this invitation came.
+    """
     given = invitation.read(invited, coordinator=coordinator)
     me = who(given, key)
-    if now() > given.recipe.deadline_of(me):
+    right_public(steps, given.public, given.recipe.terms)
+    if deadline and now() > given.recipe.deadline_of(me):
         raise PeerTimeout(
             f"The deadline of {me.name} was {given.recipe.deadline_of(me).isoformat()}.",
-            advice="Ask the coordinator for another one: `cloister unify invite` writes it into a new invitation.",
+            advice="Ask the coordinator for another one and for the invitation with it: `cloister unify add` makes it.",
         )
     book = begin(given, me, folder)
-    work = folder / WORK
-    _same_as_before(book, private, steps.decisions, work, folder / CONTRIBUTION, reconsider)
-    work.mkdir(mode=0o700, exist_ok=True)
-    if not contribution_is_ready(folder, given, me):
+    work, made = folder / WORK, folder / CONTRIBUTION
+    _same_as_before(book, private, steps.decisions, work, made, reconsider)
+    storage.private_directory(work)
+    if wrong := _wrong(made, given, me, steps):
+        if made.exists():
+            progress.note(f"{made} is not what was made: {wrong[0]}. It is made again.")
         _work(given, me, private, folder, key, steps, book, progress)
+        if wrong := _wrong(made, given, me, steps):
+            raise Refused(
+                "The contribution that was made here",
+                wrong,
+                advice=f"The coordinator would refuse it. If a file in {work} was damaged, remove that folder and run "
+                "this again; if it comes out the same, the recipe's settings are to blame: tell the coordinator.",
+            )
     if book.entry(me.name).stage in ("invited", "working"):
         book.move(me.name, "working", step=READY)
-    return folder / CONTRIBUTION
+    return made
 
 
 def who(given: Invitation, key: Key) -> Owner:
@@ -134,10 +150,24 @@ def data_digest(private: Path) -> str:
     return whole.hexdigest()
 
 
-def contribution_is_ready(folder: Path, given: Invitation, me: Owner) -> bool:
-    """Whether a complete contribution for these terms lies there, made by an earlier run."""
-    manifest = load_manifest(folder / CONTRIBUTION)[0]
-    return manifest is not None and manifest.label == contribution.label(given.recipe, me.name)
+def _wrong(made: Path, given: Invitation, me: Owner, steps: Steps) -> Sequence[str]:
+    """What keeps the coordinator from taking what lies there: an owner who hears it at home can still mend it."""
+    if not made.is_dir():
+        return ["it is not there"]
+    seed, terms = given.seed(), given.recipe.terms
+    try:
+        contribution.check(
+            made,
+            given.recipe,
+            me,
+            steps.expert_shapes(seed, terms),
+            steps.routing_shapes(seed, terms) if terms.router.vectors == "private" else {},
+            steps.public_ids(given.public),
+            lambda received: steps.unusable(seed, given.public, received, terms),
+        )
+    except Refused as error:
+        return error.reasons
+    return []
 
 
 def _work(
@@ -163,12 +193,13 @@ def _work(
         chosen,
         lambda: _keep_json(chosen, list(steps.choose(seed, public, private, me.name, terms, work, progress))),
     )
-    proxies = read_json(chosen, _MOST_OWN)
+    proxies = kept_json(chosen, list)
     step(
         "training the expert",
         expert,
         lambda: _keep(expert, steps.train(seed, public, private, proxies, terms, work, progress)),
     )
+    _kept(expert, steps.expert_shapes(seed, given.recipe.terms))
     routing = work / "routing.safetensors"
     if terms.router.vectors == "private":
         step(
@@ -176,6 +207,7 @@ def _work(
             routing,
             lambda: _keep(routing, steps.routing(seed, public, private, proxies, terms, work, progress) or {}),
         )
+        _kept(routing, steps.routing_shapes(seed, given.recipe.terms))
     step(
         "measuring what leaves",
         report,
@@ -189,8 +221,34 @@ def _work(
         key,
         proxies=proxies,
         expert=expert,
-        report=read_json(report, contribution.MOST_REPORT),
+        report=kept_json(report, dict),
         routing=routing if terms.router.vectors == "private" else None,
+    )
+
+
+def kept_json(path: Path, kind: type) -> Any:
+    """What an earlier step has left, or where to mend it."""
+    try:
+        found = read_json(path, _MOST_OWN)
+        if not isinstance(found, kind):
+            raise ValueError("it holds something else")
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
+    return found
+
+
+def _kept(path: Path, shapes: Shapes) -> None:
+    if wrong := tensors.wrong(path.parent, path.name, shapes):
+        raise _damaged(path, wrong[0])
+
+
+def _damaged(path: Path, why: str) -> BrokenManifest:
+    """Nothing is made again unasked: with differential privacy that would be a second release."""
+    return BrokenManifest(
+        f"{path} cannot be used: {shown(why, 300)}.",
+        advice=f"Put back a copy of it, or remove {path.parent} and the {CONTRIBUTION} beside it and run the same "
+        "command again: it begins anew. (If it comes out the same, the recipe's settings are to blame: tell the "
+        "coordinator.)",
     )
 
 

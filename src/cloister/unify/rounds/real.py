@@ -10,19 +10,19 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cloister.errors import NotAvailable, UsageError, WouldRevealSecret
+from cloister.errors import CloisterError, DataError, NotAvailable, UsageError, WouldRevealSecret
 from cloister.progress import Progress
 from cloister.unify import labels
 
 from .recipe import Terms
-from .steps import Received, Shapes
+from .steps import SAME_FOR_ALL, Received, Shapes
 
 
 @dataclass(frozen=True)
@@ -65,23 +65,28 @@ class RealSteps:
 
     def __init__(
         self, privacy: Privacy | None = None, *, measure: bool = True, references: int | None = None,
-        max_membership: float = 1.0,
+        max_membership: float = 1.0, learning_rate: float | None = None,
     ) -> None:  # fmt: skip
         """`measure`: attack one's own contribution, its weights with this many reference experts (0: all but those). An
-        expert that the attack does better on than `max_membership` (AUC) does not become a contribution."""
+        expert that the attack does better on than `max_membership` (AUC) does not become a contribution.
+        `learning_rate`: the owner's, instead of the terms'; not all data are learnt at the same rate."""
         self.privacy, self.measure, self.max_membership = privacy or Privacy(), measure, max_membership
+        self.learning_rate = learning_rate
         self.references = _part("disclosure.contribution").REFERENCES if references is None else references
         if self.references == 1:
             raise UsageError("One reference expert is no reference.", advice="Give 0, or at least 2.")
         if max_membership < 1 and not (measure and self.references):
             raise UsageError("What is not measured cannot be refused.", advice="Leave out --max-membership.")
+        if learning_rate is not None and not 0 < learning_rate <= 10:
+            raise UsageError(f"{learning_rate} is no learning rate.", advice="Usual are 0.0001 to 0.01.")
         self.privacy.check()
         _part("seeds").own_progress_only()
 
     @property
     def decisions(self) -> str:
         """What the owner decided beyond the terms."""
-        return self.privacy.text()
+        own = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
+        return self.privacy.text() + own
 
     # What is read -----------------------------------------------------------------------------------------------------
 
@@ -101,6 +106,10 @@ class RealSteps:
         examples.write_public_set(out, table, licence=licence, description=description)
         return examples.public_set(out).sha256
 
+    def public_digest(self, public: Path) -> str:
+        """SHA-256 of the file with the public examples, as it was when it was read."""
+        return str(_public_set(public).sha256)
+
     def public_ids(self, public: Path) -> Sequence[str]:
         """The ids of the public examples."""
         return tuple(_public(public).ids)
@@ -111,6 +120,8 @@ class RealSteps:
         self, seed: Path, public: Path, private: Path, owner: str, terms: Terms, workdir: Path, progress: Progress
     ) -> Sequence[str]:
         """The ids of the proxies, best first."""
+        from cloister.unify.views import view
+
         selection, claims = _part("selection.choose"), _part("disclosure.claims")
         wanted, have, epsilon = terms.selection, _public(public), self.privacy.selection_epsilon
         at_random = wanted.method == "random"
@@ -129,8 +140,8 @@ class RealSteps:
             delta=self.privacy.delta if noisy else None,
         )
         model = _seed(seed)
-        others = model.vectors(have, progress=progress)
-        own = others[:2] if at_random else model.vectors(_examples(private), progress=progress, **_alone(noisy))
+        here, others = view(model, have, wanted.look, progress=progress)
+        own = others[:2] if at_random else here.vectors(_examples(private), progress=progress, batch=_alone(noisy))
         chosen = selection.choose(own, others, settings, progress=progress)
         if noisy and chosen.privacy is None:
             raise RuntimeError("the choice was to be private and was not")
@@ -161,7 +172,7 @@ class RealSteps:
             _task(model, terms, public),
             _examples(private),
             _public(public).by_id(proxies),
-            _settings(terms, dp),
+            self._settings(terms, dp),
             workdir=_folder(workdir / "training"),
             progress=progress,
         )
@@ -173,6 +184,12 @@ class RealSteps:
             done = Done("expert weights", "stated", dp.epsilon, dp.delta)
         done.keep(workdir)
         return made.delta
+
+    def _settings(self, terms: Terms, dp: Any) -> Any:
+        from cloister.unify.experts import Settings
+
+        wanted = terms.settled().expert.model_dump()
+        return Settings(**wanted | {"lr": self.learning_rate or wanted["lr"], "dp": dp})
 
     def _dp(self) -> Any:
         from cloister.unify.experts import DpSettings
@@ -193,7 +210,8 @@ class RealSteps:
         import torch
 
         from cloister.unify.disclosure.claims import Done
-        from cloister.unify.disclosure.routing_vectors import Yardstick, block_inputs, private_vectors
+        from cloister.unify.disclosure.routing_vectors import Yardstick, private_vectors
+        from cloister.unify.views import block_inputs
 
         if not self.privacy.routing_epsilon:
             raise UsageError(
@@ -204,7 +222,7 @@ class RealSteps:
         have = _public(public)
         shared = block_inputs(model, have, progress=progress)
         made = private_vectors(
-            block_inputs(model, _examples(private), progress=progress, **_alone(True)),
+            block_inputs(model, _examples(private), progress=progress, batch=_alone(True)),
             block_inputs(model, have.by_id(proxies), progress=progress),
             Yardstick.of(shared),
             epsilon=self.privacy.routing_epsilon,
@@ -251,27 +269,30 @@ class RealSteps:
         if not (folder / report.JSON).exists() or report.read(folder)["asked"] != self.references:
             model, have = _seed(seed), _public(public)
             place = {name: row for row, name in enumerate(have.ids)}
-            contribution.of_contribution(
+            found = contribution.of_contribution(
                 model,
                 _task(model, terms, public),
                 _examples(private),
                 have,
                 [place[name] for name in proxies],
-                _settings(terms, self._dp()),
+                self._settings(terms, self._dp()),
                 self._done(terms, workdir),
                 sent=_sent(workdir) if terms.router.vectors == "private" else None,
                 references=self.references,
                 workdir=_folder(workdir / "references"),
                 progress=progress,
-            ).write(folder)
+            )
+            told = f"They are from the public examples with the SHA-256 {terms.public}. {SAME_FOR_ALL}"
+            items = [replace(i, notes=(*i.notes, told)) if i.part == "proxy ids" else i for i in found.items]
+            replace(found, items=tuple(items)).write(folder)
             progress.note(f"What the contribution reveals, for your eyes: {folder / report.PAGE}")
         home = report.read(folder)
-        found = report.value(home, "membership, likelihood ratio")
-        if self.max_membership < 1 and (found is None or found > self.max_membership):
-            told = "could not be measured" if found is None else f"is {found:.3f}"
+        auc = report.value(home, "membership, likelihood ratio")
+        if self.max_membership < 1 and (auc is None or auc > self.max_membership):
+            told = "could not be measured" if auc is None else f"is {auc:.3f}"
             raise WouldRevealSecret(
                 f"Membership in the expert's training data {told}; at most {self.max_membership:g} was asked for.",
-                advice=f"Read {folder / report.PAGE}. --dp-epsilon bounds it.",
+                advice=f"Read {folder / report.PAGE}. --dp-selection-epsilon and --dp-epsilon together bound it.",
             )
         return home
 
@@ -309,6 +330,19 @@ class RealSteps:
         model = _seed(seed)
         return {"vectors": [(len(find(model.model)), model.hidden)]}
 
+    def unusable(self, seed: Path, public: Path, received: Received, terms: Terms) -> Sequence[str]:
+        """What in its expert and its routing vectors is beyond what training makes: `cloister.unify.bounds`."""
+        from safetensors.torch import load_file
+
+        from cloister.unify import bounds
+
+        model = _seed(seed)
+        reasons = bounds.of_expert(model, load_file(received.expert))
+        if received.routing is not None:
+            vectors = load_file(received.routing)["vectors"]
+            reasons += bounds.of_vectors(model, vectors, _public(public).by_id(received.proxies))
+        return reasons
+
     def build(
         self,
         seed: Path,
@@ -326,7 +360,12 @@ class RealSteps:
         from . import building
 
         model = _seed(seed)
-        unified = building.unified(model, _public(public), received, terms, workdir, progress, onto)
+        have = _public(public)
+        try:
+            unified = building.unified(model, have, received, terms, workdir, progress, onto)
+        except CloisterError as error:
+            _blame(model, have, received, error)
+            raise
         folders.copy_rest(seed, out)
         unified.save_pretrained(out)
         _write_labels(out, model, terms, public)
@@ -370,10 +409,14 @@ def _seed(path: Path) -> Any:
 
 
 @lru_cache(maxsize=2)
-def _public(folder: Path) -> Any:
+def _public_set(folder: Path) -> Any:
     from cloister.unify import examples
 
-    return examples.public_set(folder).examples
+    return examples.public_set(folder)
+
+
+def _public(folder: Path) -> Any:
+    return _public_set(folder).examples
 
 
 def _examples(private: Path) -> Any:
@@ -382,15 +425,33 @@ def _examples(private: Path) -> Any:
     return examples.read(private)
 
 
-def _alone(private: bool) -> dict[str, int]:
-    """How examples are encoded whose vectors must depend on themselves alone."""
-    return {"batch": 1} if private else {}
+def _alone(private: bool) -> int:
+    """How many examples are encoded together; those whose vectors must depend on themselves alone are one by one."""
+    return 1 if private else 64
 
 
 def _draw(terms: Terms, owner: str) -> int:
     """Another draw for each owner, the same again after an interruption."""
     told = hashlib.sha256(f"{terms.digest()} {terms.selection.seed_for_folds} {owner}".encode()).digest()
     return int.from_bytes(told[:6], "big")
+
+
+def _blame(seed: Any, public: Any, received: Sequence[Received], error: CloisterError) -> None:
+    """Say whose experts alone already answer with numbers that are not finite, if there are such."""
+    from safetensors.torch import load_file
+
+    from cloister.unify import bounds
+
+    bad = [
+        found.name
+        for found in received
+        if not bounds.finite_alone(seed, load_file(found.expert), public.by_id(found.proxies))
+    ]
+    if bad:
+        raise DataError(
+            f"The model cannot be built: the experts of {', '.join(bad)} answer with numbers that are not finite.",
+            advice=f"Build without them: cloister unify remove ROUND {bad[0]}",
+        ) from error
 
 
 def _sent(workdir: Path) -> Any:
@@ -428,21 +489,3 @@ def _write_labels(out: Path, seed: Any, terms: Terms, public: Path) -> None:
         from cloister.unify.tasks import spoken
 
         labels.write(out, names, seed.remembered([spoken(name) for name in names]).numpy())
-
-
-def _settings(terms: Terms, dp: Any) -> Any:
-    from cloister.unify.experts import Settings
-
-    wanted = terms.expert
-    return Settings(
-        method=wanted.method,
-        rank=wanted.rank,
-        alpha=wanted.alpha,
-        epochs=wanted.epochs,
-        lr=wanted.lr,
-        batch=wanted.batch,
-        proxy_batch=wanted.proxy_batch,
-        proxy_weight=wanted.proxy_weight,
-        seed_for_order=wanted.seed_for_order,
-        dp=dp,
-    )

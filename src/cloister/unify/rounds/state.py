@@ -49,7 +49,7 @@ def alone(folder: Path) -> Iterator[None]:
 
     The lock is the operating system's, so it ends with the process that holds it, however that ends.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    storage.private_directory(folder)
     try:
         import fcntl
     except ImportError:  # not on this platform; every file is still written whole
@@ -120,7 +120,7 @@ class Book:
         """A new file; `UsageError` if there is one."""
         if (folder / STATE).exists():
             raise UsageError(f"{folder} holds a round already.", advice="Choose another folder.")
-        folder.mkdir(parents=True, exist_ok=True)
+        storage.private_directory(folder)
         book = cls(folder, state)
         book._write()
         return book

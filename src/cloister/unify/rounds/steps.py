@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cloister.progress import Progress
+from cloister.unify.artefacts import Refused
 from cloister.unify.tensors import Shape
 
 from .recipe import Terms
 
 Shapes = Mapping[str, Sequence[Shape]]  # name -> the shapes that it may have
+SAME_FOR_ALL = "Every owner of the round must have the same; compare it with another owner's."
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,9 @@ class Steps(Protocol):
 
     def public(self, source: Path, out: Path, *, licence: str, description: str) -> str:
         """Write the public examples of `source` as an invitation's folder; their SHA-256."""
+
+    def public_digest(self, public: Path) -> str:
+        """The same SHA-256, of an invitation's folder: of exactly the file that the other steps read."""
 
     def public_ids(self, public: Path) -> Sequence[str]:
         """The ids of the public examples."""
@@ -95,6 +100,9 @@ class Steps(Protocol):
     def routing_shapes(self, seed: Path, terms: Terms) -> Shapes:
         """The tensors of routing vectors."""
 
+    def unusable(self, seed: Path, public: Path, received: Received, terms: Terms) -> Sequence[str]:
+        """Why a contribution whose files are all as agreed cannot be built from: what it would make of the seed."""
+
     def build(
         self,
         seed: Path,
@@ -116,3 +124,17 @@ class Steps(Protocol):
 
     def export(self, model: Path, out: Path) -> None:
         """The unified model in a stock architecture, into the empty folder `out`."""
+
+
+def right_public(steps: Steps, public: Path, terms: Terms) -> None:
+    """The public examples that are here are those of the terms, by whose digest owners know that they all got the same.
+
+    The signature does not say that: whoever signs invitations could sign others for each owner.
+    """
+    found = steps.public_digest(public)
+    if found != terms.public:
+        raise Refused(
+            "The invitation",
+            [f"its public examples have the SHA-256 {found}, its recipe says {terms.public}"],
+            advice="Do not go on with it. Ask the other owners for the SHA-256 of theirs, and the coordinator why.",
+        )
