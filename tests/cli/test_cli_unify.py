@@ -153,6 +153,11 @@ def test_a_simulation_of_a_decoder_and_its_export(place: Path, capsys: pytest.Ca
     words = ["simulate", "decoder", "public.txt", "played", *owners, "--task", "language", "--context", "none", *QUICK]
     found = plain(capsys, *words)
     assert found["owners"] == {"bank": "built", "travel": "built"}
+    before = (place / "played" / "model" / "model.safetensors").stat().st_mtime_ns
+    assert plain(capsys, *words, "--measure-references", "2") == found
+    assert (place / "played" / "model" / "model.safetensors").stat().st_mtime_ns == before
+    for name in ("bank", "travel"):
+        assert (place / "played" / "owners" / name / "work" / "disclosure" / "report.json").exists()
     call(capsys, "export", "played/model", "stock")
     assert json.loads((place / "stock" / "config.json").read_text())["model_type"] == "qwen2_moe"
     assert "cannot be written" in refused(capsys, "export", "model", "stock2")
@@ -204,12 +209,16 @@ def test_settings_without_an_option_of_their_own(place: Path, capsys: pytest.Cap
         ("expert.lr=quick", "terms.expert.lr"),
         ("router.blend=1.5", "router.blend"),
         ("selection.look=twice", "selection.look"),
+        ("selection.pool=4", "cannot be chosen from a pool of 4"),
     ):
         assert said in refused(capsys, *words, "--set", name), name
+    assert "set twice" in refused(capsys, *words, "--set", "expert.lr=0.1", "--set", "expert.lr=0.2")
     given = ["--set", "expert.lr=0.002", "--set", "router.start=inside", "--set", "selection.look=both"]
     terms = plain(capsys, *words, *given)["recipe"]["terms"]
     assert (terms["expert"]["lr"], terms["router"]["start"], terms["selection"]["look"]) == (0.002, "inside", "both")
     assert terms["expert"]["rank"] == 2
+    # What was left to the kind of seed is written out: the digest of the terms covers it.
+    assert (terms["router"]["share"], terms["router"]["epochs"], terms["expert"]["proxy_weight"]) == (0.4, 0.2, 0.15)
     made = contribute(capsys, "set", "bank", "set-bank", "--learning-rate", "0.0005")
     again = ["contribute", "set/invitation", "bank.csv", "set-bank", "--key", "keys/bank", "--no-measure"]
     assert "learning rate 0.0005" in refused(capsys, *again, "--learning-rate", "0.001")
@@ -232,6 +241,7 @@ def test_what_is_wrong_with_an_invitation(place: Path, capsys: pytest.CaptureFix
         ([*base, *one], "need the labels"),
         ([*base, *one, "--labels", "nothing.txt"], "nothing.txt cannot be read"),
         (["invite", "nothing", "public.jsonl", "bad", *labels, *one], "nothing"),
+        ([*base, *labels, *one, "--days", "1e12"], "not in the range"),
     ):
         assert said in refused(capsys, *words), words
     assert "no file nothing.jsonl" in call(capsys, "invite", "seed", "nothing.jsonl", "bad", *labels, *one, code=3)[1]
@@ -241,6 +251,7 @@ def test_what_is_wrong_with_an_invitation(place: Path, capsys: pytest.CaptureFix
 def test_what_is_wrong_with_a_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["status", "seed"], ["build", "seed", "out"], ["add", "seed", "x=keys/bank/party-key.pub"]):
         assert "not a round's folder" in refused(capsys, *command, code=3)
+    assert "There is no folder nothing" in refused(capsys, "build", "round", "out", "nothing")
     assert "not a unified model" in refused(capsys, "remove", "seed", "bank", "--out", "out")
     assert "needs --out" in refused(capsys, "remove", "model", "bank")
     assert "owns no expert" in refused(capsys, "remove", "model", "nobody", "--out", "out")
@@ -316,6 +327,28 @@ def test_what_is_wrong_on_the_network(
         assert "There is no nothing.csv" in refused(capsys, *words[:2], "nothing.csv", *words[3:], "labels.txt")
         assert "not a round's folder" in refused(capsys, "coordinator", "seed", "out", code=3)
     assert "--certificate" in call(capsys, *words[:-1], code=2)[1]
+
+
+def test_who_joined_hears_so_whatever_lies_in_its_folder(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The contribution was sent by hand, from elsewhere, or an older Cloister made it: nothing is noted then."""
+    from cloister.unify.federation import join as joining
+
+    monkeypatch.setattr(joining, "join", lambda *_, **__: None)
+    call(capsys, "key", "keys/bank")
+    words = ["join", "localhost:1", "bank.csv", "gone", "--key", "keys/bank", "--certificate", "labels.txt"]
+    made = place / "gone" / "contribution"
+    for report in (None, "{}", "{", "[]", '{"agreed": 1}', '{"agreed": {"terms": "x"}}'):
+        if report is not None:
+            made.mkdir(parents=True, exist_ok=True)
+            (made / "report.json").write_text(report)
+        out, err = call(capsys, *words)
+        assert "has your contribution" in out and "SHA-256" not in err
+        told = {"state": "received", "contribution": None if report is None else "gone/contribution", "agreed": None}
+        assert plain(capsys, *words) == told
+    (made / "report.json").write_text('{"agreed": {"terms": "x", "public": "abc", "note": "Compare."}}')
+    assert "Public examples: SHA-256 abc. Compare." in call(capsys, *words)[1]
 
 
 @pytest.mark.slow

@@ -14,11 +14,12 @@ from safetensors.torch import save_file
 from tiny import TOPICS, decoder, encoder, images, sentences, vision
 from torch import Tensor
 
-from cloister.errors import DataError, UsageError
+from cloister.errors import BrokenCheckpoint, CloisterError, DataError, DiskFull, UsageError
 from cloister.unify import bounds
 from cloister.unify import examples as tables
-from cloister.unify.experts import A, B, Settings, apply_delta, feed_forward, linears, train_expert
+from cloister.unify.experts import A, B, Settings, apply_delta, linears, train_expert
 from cloister.unify.keys import Key
+from cloister.unify.moe import feed_forward_names
 from cloister.unify.rounds import contribution
 from cloister.unify.rounds import recipe as recipes
 from cloister.unify.rounds.begin import begin
@@ -27,6 +28,7 @@ from cloister.unify.rounds.provenance import PROVENANCE, read_provenance
 from cloister.unify.rounds.real import RealSteps
 from cloister.unify.seeds import Seed
 from cloister.unify.tasks import Classify
+from cloister.unify.training import NotFinite
 from cloister.unify.views import block_inputs
 
 SEEDS = {"encoder": encoder, "llama": decoder, "gpt2": lambda: decoder("gpt2"), "vision": vision}
@@ -66,7 +68,7 @@ def test_a_product_that_is_lost_on_the_way_to_a_small_sum() -> None:
 def test_full_weights_are_measured_against_the_seed(kind: str) -> None:
     seed = SEEDS[kind]()
     own = dict(seed.model.named_parameters())
-    full = {name: own[name].detach().clone() for name in feed_forward(seed.model)}
+    full = {name: own[name].detach().clone() for name in feed_forward_names(seed.model)}
     assert bounds.of_expert(seed, full) == []
     for name, tensor in full.items():  # biases are zero in a seed that nobody has trained; they may move all the same
         tensor += 0.5 * tensor.std().nan_to_num(0.0) if tensor.dim() > 1 else 0.01
@@ -166,7 +168,7 @@ def test_what_is_just_within_the_bounds_stops_nobody(tmp_path: Path) -> None:
     owners = Owners(tmp_path, "full")
     round_ = owners.begin()
     own = dict(owners.seed.model.named_parameters())
-    honest = {name: own[name].detach() for name in feed_forward(owners.seed.model)}
+    honest = {name: own[name].detach() for name in feed_forward_names(owners.seed.model)}
     most = {}
     for name, tensor in honest.items():
         direction = torch.zeros_like(tensor)
@@ -190,6 +192,32 @@ def test_who_stops_the_building_is_named(size: float, tmp_path: Path, monkeypatc
         round_.build(tmp_path / "model", wait=False)
     assert "bank" not in caught.value.message and caught.value.advice.endswith("remove ROUND kitchen")
     assert not (tmp_path / "model").exists()
+
+
+def test_nobody_is_blamed_for_another_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find out who it was takes every owner's proxies through a model: not for a full disk."""
+    from cloister.unify.rounds import building
+
+    owners = Owners(tmp_path, "lora")
+    round_ = owners.begin()
+    for draw, name in enumerate(("bank", "kitchen")):
+        assert round_.receive(owners.sends(name, owners.honest(draw)))[1].stage == "received"
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(building, "unified", fail)
+    asked: list[Any] = []
+    monkeypatch.setattr(bounds, "finite_alone", lambda *given: asked.append(given) or True)
+    troubles: list[tuple[CloisterError, int]] = [
+        (UsageError("nothing is left"), 0), (DiskFull("full"), 0), (DataError("damaged"), 0),
+        (NotFinite("step 1"), 2), (BrokenCheckpoint("not finite"), 2),
+    ]  # fmt: skip
+    for error, times in troubles:
+        asked.clear()
+        with pytest.raises(type(error), match=error.message):
+            round_.build(tmp_path / "model", wait=False)
+        assert len(asked) == times
 
 
 def test_bounds_are_numbers() -> None:

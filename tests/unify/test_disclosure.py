@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -312,6 +313,44 @@ def test_composition_is_that_of_dp_accounting() -> None:
     assert total(parts, 1e-5).epsilon == pytest.approx(4, abs=0.05)
     with pytest.raises(UsageError):
         total(parts, 2.0)
+
+
+@pytest.mark.parametrize("look", [None, "last"])
+def test_the_attack_on_the_ids_looks_where_the_choice_did(look: Literal["last"] | None) -> None:
+    """An image seed chooses by early block inputs; each figure is that of the better of both ways to look."""
+    from tiny import images, vision
+
+    from cloister.unify.disclosure import contribution
+    from cloister.unify.experts import Settings
+    from cloister.unify.tasks import Images
+    from cloister.unify.views import view
+
+    seed, private, public = vision(), images(60, seed=1), images(80, seed=2)
+    private = private.rows([i for i, label in enumerate(private.targets or ()) if label == "above"])
+    public.pixels()[5:11] = private.pixels()[:6]
+    here, theirs = view(seed, public)
+    mine = here.vectors(private)
+    task = Images(("above", "below"), np.random.default_rng(0).normal(size=(2, seed.hidden)).astype(np.float32))
+    won: set[bool] = set()
+    for vectors in (theirs @ mine.mean(0), seed.vectors(public) @ seed.vectors(private).mean(0)):
+        chosen = [int(row) for row in np.argsort(-vectors)[:12]]
+        found = contribution.of_contribution(
+            seed, task, private, public, chosen, Settings(), PLAIN, look=look, references=0
+        )
+        last, early = (
+            {
+                one.name: one.value
+                for one in contribution._of_ids(seed, task, private, public, chosen, [way], []).figures
+            }
+            for way in [(seed.vectors(private), seed.vectors(public)), (mine, theirs)]
+        )
+        told = {figure.name: figure.value for figure in found.items[0].figures}
+        for name in ("regions betrayed", "direction of the mean", "own records chosen"):
+            assert told[name] == pytest.approx(last[name] if look else max(last[name], early[name])), name
+            won |= {early[name] > last[name]}
+        assert told["labels betrayed"] == pytest.approx(last["labels betrayed"])
+        assert (contribution.BETTER_WAY in found.items[0].notes) == (look is None)
+    assert won == {False, True}, "one way is always the better one, so nothing was tested"
 
 
 def test_a_real_expert_is_attacked_and_reported(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from round_parties import Parties, StandIn, make_parties
 
 from cloister import storage
 from cloister.errors import DiskFull, PeerDied, UsageError
-from cloister.progress import SILENT
+from cloister.progress import SILENT, Progress
 from cloister.unify.federation import coordinate
 from cloister.unify.federation.coordinate import _Talk, is_built
 from cloister.unify.federation.join import _end
@@ -111,6 +111,30 @@ def test_a_disk_that_fails_refuses_nobody(
     monkeypatch.setattr(storage, "require_space", require_space)
     talk.go(Line({"ben": ready(parties, "ben").answer}))  # type: ignore[arg-type]
     assert failed and round_.book.entry("ben").stage == "received"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
+def test_a_check_that_fails_here_refuses_nobody(
+    parties: Parties, quick: None, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """What torch says when the coordinator has no memory left says nothing about the owner: it is asked again."""
+    round_ = parties.begin(owners=["ben"], quorum=1)
+    notes: list[str] = []
+    talk = _Talk(round_, ["ben"], Progress())
+    monkeypatch.setattr(talk.progress, "note", notes.append)
+    monkeypatch.setattr(coordinate, "QUIET_SECONDS", 0.2)
+    ordinary, stages = round_.steps.unusable, list[str]()
+
+    def unusable(*given: Any) -> Any:
+        stages.append(round_.book.entry("ben").stage)
+        if len(stages) == 1:
+            raise error
+        return ordinary(*given)
+
+    monkeypatch.setattr(round_.steps, "unusable", unusable)
+    talk.go(Line({"ben": ready(parties, "ben").answer}))  # type: ignore[arg-type]
+    assert stages == ["uploading"] * 2 and round_.book.entry("ben").stage == "received"
+    assert any(f"cannot be checked now: {type(error).__name__}" in note for note in notes)
 
 
 def test_a_superlink_that_died_is_not_an_owners_fault(parties: Parties, quick: None) -> None:

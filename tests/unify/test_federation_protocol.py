@@ -193,6 +193,41 @@ def test_a_late_owner_gets_another_deadline(parties: Parties) -> None:
     assert again.stage == "received" and Book.load(again.owner.folder).entry("ada").stage == "working"
 
 
+def test_a_finally_late_owner_does_nothing_before_it_hears_so(parties: Parties) -> None:
+    """The first question says that it is not awaited."""
+    from cloister.unify.federation.join import _Work
+
+    parties.begin(days=-1)
+    talk = Talk(parties)
+    talk.until(lambda: talk.owner.invited)
+    again = Talk(parties)  # the owner comes anew; nobody has looked at deadlines since
+    steps = StandIn()
+    work = _Work(again.owner, parties.private("ada"), again.owner.folder, parties.key("ada"), steps, "", False, SILENT)
+    work.start()
+    assert again.step().what == {"do": "hello", "awaited": False}
+    again.round.standing()
+    again.until(lambda: again.owner.verdict)
+    work.join(0.6)
+    assert again.owner.verdict is not None and again.owner.verdict.what["stage"] == "late"
+    assert work.is_alive() and steps.done == [] and not (again.owner.folder / "work").exists()
+    again.owner.awaited = True  # lets the thread end
+    work.join(20)
+
+
+def test_who_is_awaited_is_said_each_time(talk: Talk) -> None:
+    from cloister.unify.rounds.recipe import Owner
+    from cloister.unify.rounds.state import now
+
+    assert talk.step().what == {"do": "hello", "awaited": True} and talk.owner.awaited
+    talk.until(lambda: talk.owner.invited)
+    over = Owner(name="ada", key=talk.parties.key("ada").public.text, deadline=now() - timedelta(seconds=1))
+    talk.round.add(over, talk.parties.key("coordinator"))
+    talk.step()
+    assert not talk.owner.awaited
+    talk.owner.answer(Said({"do": "hello"}))
+    assert talk.owner.awaited, "a coordinator that does not say has nothing against it"
+
+
 def test_an_owner_without_another_deadline_is_told(parties: Parties) -> None:
     from cloister.errors import PeerTimeout
     from cloister.unify.federation.join import _end

@@ -19,6 +19,7 @@ from cloister.errors import InvalidParameter, NotAvailable, UsageError, WouldRev
 from cloister.unify import evaluation, labels
 from cloister.unify import examples as tables
 from cloister.unify.disclosure import accounting, claims, report
+from cloister.unify.disclosure.contribution import BETTER_WAY
 from cloister.unify.examples import concat
 from cloister.unify.keys import Key
 from cloister.unify.moe.folders import Folder
@@ -238,7 +239,7 @@ def test_what_is_measured_later_is_the_owner_s_own_task(world: World) -> None:
         [world.owner("kitchen").model_copy(update={"task": apart})],
         key=world.key("coordinator"), steps=RealSteps(),
         task=recipes.Task(kind="classify", labels=tuple(TOPICS["bank"])),
-        terms={**OPTIONS, "expert": {"epochs": 2, "rank": 2}}, quorum=1,
+        terms={"selection": {**OPTIONS["selection"], "look": "both"}, "expert": {"epochs": 2, "rank": 2}}, quorum=1,
     )  # fmt: skip
     world.contribute(round_, "kitchen", RealSteps(references=2))
     mine = world.folder / "owners" / "kitchen"
@@ -248,6 +249,8 @@ def test_what_is_measured_later_is_the_owner_s_own_task(world: World) -> None:
     assert later["asked"] == 3 and report.value(first, "membership, likelihood ratio") is not None
     assert report.value(later, "membership, likelihood ratio") is not None
     assert later["not_measured"] == first["not_measured"]
+    # The attacks look where this round's choices did.
+    assert BETTER_WAY in later["artefacts"][0]["notes"] and BETTER_WAY in first["artefacts"][0]["notes"]
     other = world.begin("other", ["bank"])
     with pytest.raises(UsageError, match="not invited"):
         disclose.measured(other.folder / INVITATION, world.private("kitchen"), mine, steps=RealSteps(references=3))

@@ -410,7 +410,7 @@ def test_a_recipe_survives_being_written(parties: Parties, tmp_path: Path) -> No
     recipes.write(tmp_path / "recipe.json", recipe)
     assert recipes.read(tmp_path / "recipe.json") == recipe
     raw = recipe.plain()
-    for schema, kind in (("cloister.unify.recipe/2", FormatVersion), (recipes.SCHEMA, BrokenManifest)):
+    for schema, kind in (("cloister.unify.recipe/1", FormatVersion), (recipes.SCHEMA, BrokenManifest)):
         (tmp_path / "recipe.json").write_text(json.dumps({**raw, "schema": schema, "quorum": "many"}))
         with pytest.raises(kind):
             recipes.read(tmp_path / "recipe.json")

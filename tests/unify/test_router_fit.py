@@ -9,7 +9,7 @@ import torch
 from tiny import TOPICS, decoder, encoder, sentences
 
 from cloister.unify import joint, moe
-from cloister.unify.experts import feed_forward
+from cloister.unify.moe import feed_forward_names
 from cloister.unify.moe.routing import RoutedFeedForward
 from cloister.unify.router_fit import fit_router
 from cloister.unify.seeds import Seed
@@ -21,7 +21,7 @@ HELD_OUT = {name: sentences(name, 40, seed=5) for name in TOPICS}
 def _far(seed: Seed, owners: int) -> dict[str, dict[str, torch.Tensor]]:
     """Experts far from their seed, each in a direction of its own."""
     draw = torch.Generator().manual_seed(1)
-    own = {n: p.detach() for n, p in seed.model.named_parameters() if n in set(feed_forward(seed.model))}
+    own = {n: p.detach() for n, p in seed.model.named_parameters() if n in set(feed_forward_names(seed.model))}
     return {
         name: {n: v + 0.3 * torch.randn(v.shape, generator=draw) for n, v in own.items()}
         for name in list(TOPICS)[:owners]
@@ -63,3 +63,19 @@ def test_a_router_without_context_and_one_with_a_fallback_are_fitted_too():
         fit_router(model, seed, PROXIES)
         found = joint.routing_accuracy(model, seed, HELD_OUT)
         assert sum(found.values()) / 3 > 0.4, (options, found)
+
+
+def test_sequences_without_tokens_and_short_ones_do_not_spoil_the_others():
+    """A proxy may be empty for the tokenizer; the rest of its batch still gives `tokens` each."""
+    from cloister.unify import router_fit
+
+    seed = encoder()
+    model = moe.unify(seed.model, _far(seed, 3))
+    block = next(part for part in model.modules() if isinstance(part, RoutedFeedForward))
+    long = sentences("bank", 4)
+    mixed = replace(long, inputs=("", *long.texts()[1:]), targets=None)
+    draw = torch.Generator().manual_seed(0)
+    features, owner = router_fit._inputs(model, block, seed, {"bank": mixed}, 0.9, 3, 64, draw)
+    lengths = seed.tokens(mixed.texts())["attention_mask"].sum(1).clamp(max=3)
+    assert len(features) == int(lengths.sum()) == len(owner)
+    assert torch.isfinite(features).all()

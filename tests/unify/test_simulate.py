@@ -13,6 +13,8 @@ from round_parties import Parties, StandIn, make_parties
 from cloister.errors import DataError, InvalidParameter, UsageError
 from cloister.unify.rounds import recipe as recipes
 from cloister.unify.rounds import simulate
+from cloister.unify.rounds.provenance import PROVENANCE
+from cloister.unify.rounds.state import STATE
 
 
 class Played:
@@ -60,14 +62,26 @@ def test_simulation(played: Played, parties: Parties, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "other" / "config.json").read_text())["owners"] == ["ada", "cyd"]
 
 
+def test_the_same_command_again_takes_the_model_that_is_there(played: Played, tmp_path: Path) -> None:
+    played("one", quorum=2)
+    book = played.folder / "coordinator" / STATE
+    book.write_text(book.read_text().replace('"built"', '"received"'))  # killed before it noted that
+    again = StandIn()
+    assert played("one", steps=again) == {"ada": "built", "ben": "built", "cyd": "built"} and again.done == []
+    made = tmp_path / "one" / PROVENANCE
+    about = json.loads(made.read_text())
+    for other in ({"owners": {**about["owners"], "ben": "0" * 64}}, {"terms": "0" * 64}):
+        made.write_text(json.dumps(about | other))
+        with pytest.raises(UsageError, match="exists and is not empty"):
+            played("one")
+
+
 def test_a_simulation_is_not_taken_for_another_one(played: Played, parties: Parties, tmp_path: Path) -> None:
     """What was made without privacy, with other options or of other examples must not pass for what is asked now."""
     played("one")
     private = StandIn()
     private.decisions = "expert epsilon 4"
-    with pytest.raises(
-        UsageError, match="What ada contributed was made with other decisions on privacy:  instead of exp"
-    ):
+    with pytest.raises(UsageError, match="What ada contributed was made with other decisions:  instead of exp"):
         played("out", steps=private)
     more = parties.folder / "more.jsonl"
     more.write_text((parties.folder / "public.jsonl").read_text() + '{"id": "new", "text": "new"}\n')

@@ -9,6 +9,7 @@ import typer
 
 from cloister.cli import console, unify_network
 from cloister.cli.unify_common import (
+    MOST_DAYS,
     Choosing,
     Context,
     Count,
@@ -57,7 +58,7 @@ from cloister.cli.unify_privacy import (
     show,
 )
 from cloister.cli.unify_tasks import OwnerLabels, OwnerTasks, evaluate, tasks_of, with_tasks
-from cloister.errors import UsageError
+from cloister.errors import NotFound, UsageError
 
 HELP = """One model from experts whose owners cannot pool their data (MetaMoE).
 
@@ -121,7 +122,7 @@ def invite(
     owner_task: OwnerTasks = None,
     owner_labels: OwnerLabels = None,
     quorum: Quorum = None,
-    days: Annotated[float, typer.Option(min=0, help="Days until the deadline.")] = 14,
+    days: Annotated[float, typer.Option(min=0, max=MOST_DAYS, help="Days until the deadline.")] = 14,
     count: Count = 500,
     selection: SelectionOption = Choosing.DPP,
     method: MethodOption = Method.LORA,
@@ -286,6 +287,8 @@ def build(
       cloister unify build round model --now
       cloister unify build round larger-model inbox/newcomer --onto model
     """
+    if gone := [str(path) for path in contributions or [] if not path.is_dir()]:
+        raise NotFound(f"There is no folder {', '.join(gone)}.", advice="Give the folders that owners have sent.")
     with opened(folder) as round_:
         for path in contributions or []:
             name, entry = round_.receive(path)
@@ -401,7 +404,7 @@ def add(
     folder: Round,
     owner: Annotated[str, typer.Argument(metavar="NAME=KEY", help="The owner and its party-key.pub.")],
     days: Annotated[
-        float | None, typer.Option(min=0, help="Its deadline, in days from now. [default: the round's]")
+        float | None, typer.Option(min=0, max=MOST_DAYS, help="Its deadline, in days from now. [default: the round's]")
     ] = None,
     owner_task: OwnerTasks = None,
     owner_labels: OwnerLabels = None,

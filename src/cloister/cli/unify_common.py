@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from cloister.unify.rounds.state import Book
 
 
+MOST_DAYS = 3650
+
+
 class Kind(StrEnum):
     """What the model is trained for."""
 
@@ -121,7 +124,10 @@ Pin = Annotated[
     str, typer.Option("--coordinator-key", metavar="FINGERPRINT", help="Accept an invitation with this key only.")
 ]
 Reconsider = Annotated[
-    bool, typer.Option("--reconsider", help="Begin anew: your examples have changed, or your decisions on privacy.")
+    bool,
+    typer.Option(
+        "--reconsider", help="Begin anew: your examples have changed, or your decisions on privacy or --learning-rate."
+    ),
 ]
 Certificate = Annotated[Path, typer.Option(metavar="FILE", help="The coordinator's tls-certificate.pem.")]
 
@@ -253,6 +259,8 @@ def _add(found: dict[str, Any], more: list[str]) -> None:
                 f"{one!r} sets nothing.", advice=f"Write NAME=VALUE. Names: {', '.join(sorted(known))}."
             )
         part, _, field = name.partition(".")
+        if field in found[part] and name != "selection.pool":
+            raise InvalidParameter(f"{name} is set twice.", advice="Give it once.")
         try:
             found[part][field] = json.loads(value)
         except ValueError:

@@ -129,7 +129,6 @@ def join(
     """
     from cloister.unify.federation import join as joining
     from cloister.unify.keys import Key
-    from cloister.unify.rounds.contribution import agreed_on
     from cloister.unify.rounds.owner import CONTRIBUTION
 
     own_steps = private_steps(
@@ -149,9 +148,24 @@ def join(
         progress=console.progress(),
     )
     made = folder / CONTRIBUTION
-    agreed = agreed_on(made)
+    agreed = _agreed(made)
     if as_json:
-        console.data({"state": "received", "contribution": str(made), "agreed": agreed})
-    else:
-        print("The coordinator has your contribution.")
+        console.data(
+            {"state": "received", "contribution": str(made) if made.is_dir() else None, "agreed": agreed or None}
+        )
+        return
+    print("The coordinator has your contribution.")
+    if agreed:
         console.note(f"Public examples: SHA-256 {agreed['public']}. {agreed['note']}")
+
+
+def _agreed(made: Path) -> dict[str, str]:
+    """What the contribution that lies here says was agreed on. Nothing if there is none, because it was sent from
+    elsewhere, or if an older Cloister wrote it: what the coordinator has does not depend on that."""
+    from cloister.unify.rounds.contribution import agreed_on
+
+    try:
+        found = agreed_on(made)
+    except (OSError, ValueError, KeyError, AttributeError):
+        return {}
+    return found if {"public", "note"} <= set(found) else {}

@@ -14,7 +14,6 @@ With `epochs` that follows from the private data; with `steps` it is the same fo
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,9 +22,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cloister.errors import BrokenCheckpoint, UnsupportedModel, UsageError
+from cloister.errors import BrokenCheckpoint, UsageError
 from cloister.progress import SILENT, Progress
 from cloister.unify.examples import Examples
+from cloister.unify.moe.blocks import feed_forward_names
 from cloister.unify.seeds import Seed
 from cloister.unify.tasks import Task, public_loss, public_targets
 from cloister.unify.training import Descent, Loop, order, stamp
@@ -76,30 +76,11 @@ class ExpertResult:
     seconds: float
 
 
-def feed_forward(model: nn.Module) -> list[str]:
-    """Names of the parameters of the feed-forward blocks."""
-    try:
-        from cloister.unify.moe import feed_forward_names
-    except ImportError:
-        return _feed_forward_by_name(model)
-    return list(feed_forward_names(model))
-
-
-_BLOCK = re.compile(r"\.(mlp|ffn|feed_forward|intermediate)\.|(?<!attention)\.output\.dense\.")
-
-
-def _feed_forward_by_name(model: nn.Module) -> list[str]:
-    found = [name for name, _ in model.named_parameters() if _BLOCK.search(name)]
-    if not found:
-        raise UnsupportedModel(f"{type(model).__name__} has no feed-forward blocks that we can find.")
-    return found
-
-
 def linears(model: nn.Module) -> dict[str, nn.Module]:
     """The linear layers of the feed-forward blocks, by module path."""
     from transformers.pytorch_utils import Conv1D
 
-    wanted = {name.rpartition(".")[0] for name in feed_forward(model)}
+    wanted = {name.rpartition(".")[0] for name in feed_forward_names(model)}
     return {n: m for n, m in model.named_modules() if n in wanted and isinstance(m, nn.Linear | Conv1D)}
 
 
@@ -107,7 +88,7 @@ def trainable(model: nn.Module, settings: Settings) -> dict[str, nn.Parameter]:
     """Make the feed-forward blocks of a frozen model trainable; the parameters, by the names that `delta` uses."""
     if settings.method == "full":
         own = dict(model.named_parameters())
-        chosen = {name: own[name] for name in feed_forward(model)}
+        chosen = {name: own[name] for name in feed_forward_names(model)}
         for parameter in chosen.values():
             parameter.requires_grad_(True)
         return chosen
@@ -154,7 +135,9 @@ def delta_of(parameters: Mapping[str, nn.Parameter], settings: Settings) -> Delt
 
 def apply_delta(seed: Seed, delta: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The feed-forward parameters in full, by the seed's names; `BrokenCheckpoint` if `delta` does not fit the seed."""
-    state = {n: p.detach().clone() for n, p in seed.model.named_parameters() if n in set(feed_forward(seed.model))}
+    state = {
+        n: p.detach().clone() for n, p in seed.model.named_parameters() if n in set(feed_forward_names(seed.model))
+    }
     layers = linears(seed.model)
     for name, value in delta.items():
         if not torch.isfinite(value).all():

@@ -73,8 +73,9 @@ def _inputs(
         else:
             mean = (counted.sum(1) / real.sum(1)[:, None].clamp(min=1))[:, None].expand_as(z)
         seen = torch.lerp(z, mean, share)
-        chosen = torch.multinomial(real, min(tokens, int(real.sum(1).min())), generator=draw)
-        found.append(seen.gather(1, chosen[..., None].expand(-1, -1, z.shape[-1])).flatten(0, 1))
+        # As many as each row has, at most `tokens`: the first of its tokens in a random order.
+        order = torch.where(real > 0, torch.rand(real.shape, generator=draw), 2.0).argsort(1)[:, :tokens]
+        found.append(seen[torch.arange(len(seen))[:, None], order][real.gather(1, order) > 0])
 
     owner = []
     handle = block.register_forward_pre_hook(keep)

@@ -33,6 +33,10 @@ FILE = "training.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
+class NotFinite(DataError):
+    """A loss that is not a finite number."""
+
+
 @dataclass(frozen=True)
 class Descent:
     """AdamW without weight decay; the rate rises over `warmup` of the steps, then falls to zero along a line."""
@@ -128,7 +132,7 @@ class Loop:
 
     def _move(self, loss: float) -> None:
         if not math.isfinite(loss):
-            raise DataError(
+            raise NotFinite(
                 f"The loss of step {self.step + 1} is not a finite number.", advice="Lower the learning rate."
             )
         if self.settings.clip:

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.progress import SILENT, Progress
 from cloister.unify.examples import Examples
-from cloister.unify.seeds import Seed, SeedKind, batches_by_length, pooled
+from cloister.unify.seeds import Seed, batches_by_length, pooled
+from cloister.unify.selection.looks import BY_KIND, Look
 
-Look = Literal["last", "early", "both"]
 Vectors = NDArray[np.float32]
-BY_KIND: dict[SeedKind, Look] = {"encoder": "last", "vision": "early", "decoder": "both"}
 SMALLEST = 1e-6  # a spread below this is of a number that is the same for all
+ROWS = 4096  # of a table, at a time: nothing of its size is made beside it
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,23 @@ class View:
 
     def vectors(self, examples: Examples, *, batch: int = 64, progress: Progress = SILENT) -> Vectors:
         """A row of length one for each example; with a batch of 1 it depends on nothing but that example."""
-        early = None
-        if self.look != "last":
-            early = block_inputs(self.seed, examples, layers=_early(self.seed), batch=batch, progress=progress)
-        return self._rows(examples, early, batch, progress)
+        if self.look == "last":
+            return self.seed.vectors(examples, batch=batch, progress=progress)
+        table = _table(self.seed, examples, self.look, batch, progress)
+        self._compare(table)
+        return table.reshape(len(table), -1)
 
-    def _rows(self, examples: Examples, early: Vectors | None, batch: int, progress: Progress) -> Vectors:
-        parts = []
-        if self.look != "early":
-            parts.append(self.seed.vectors(examples, batch=batch, progress=progress))
-        if early is not None:
+    def _compare(self, table: Vectors) -> None:
+        """In place: the early parts in deviations of the public examples, all parts of equal weight."""
+        layers = len(self.mean)
+        parts = 1 + (table.shape[1] > layers)
+        for start in range(0, len(table), ROWS):
+            block = table[start : start + ROWS]
+            early = block[:, :layers]
             early -= self.mean
             early /= self.spread
-            flat = early.reshape(len(early), -1)
-            parts.append(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), SMALLEST))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1) / np.float32(len(parts) ** 0.5)
+            early /= np.maximum(np.sqrt(np.einsum("nlh,nlh->n", early, early)), SMALLEST)[:, None, None]
+            block /= np.float32(parts**0.5)
 
 
 def view(
@@ -66,11 +68,28 @@ def view(
     if look == "last":
         none = np.zeros((0, seed.hidden), dtype=np.float32)
         return View(seed, look, none, none), seed.vectors(public, batch=batch, progress=progress)
-    early = block_inputs(seed, public, layers=_early(seed), batch=batch, progress=progress)
-    mean = early.mean(0, dtype=np.float64).astype(np.float32)
-    spread = np.maximum(early.std(0, dtype=np.float64), SMALLEST).astype(np.float32)
-    here = View(seed, look, mean, spread)
-    return here, here._rows(public, early, batch, progress)
+    table = _table(seed, public, look, batch, progress)
+    here = View(seed, look, *_spread(table[:, : len(_early(seed))]))
+    here._compare(table)
+    return here, table.reshape(len(table), -1)
+
+
+def _table(seed: Seed, examples: Examples, look: Look, batch: int, progress: Progress) -> Vectors:
+    """(examples, parts, hidden): the early block inputs, and for "both" the last states' vectors behind them."""
+    layers = _early(seed)
+    table = np.empty((len(examples), len(layers) + (look == "both"), seed.hidden), dtype=np.float32)
+    block_inputs(seed, examples, layers=layers, batch=batch, progress=progress, out=table[:, : len(layers)])
+    if look == "both":
+        table[:, -1] = seed.vectors(examples, batch=batch, progress=progress)
+    return table
+
+
+def _spread(table: Vectors) -> tuple[Vectors, Vectors]:
+    """Mean and standard deviation over the rows, in doubles."""
+    blocks = range(0, len(table), ROWS)
+    mean = sum(table[i : i + ROWS].sum(0, dtype=np.float64) for i in blocks) / len(table)
+    square = sum(((table[i : i + ROWS] - mean) ** 2).sum(0) for i in blocks) / len(table)
+    return mean.astype(np.float32), np.maximum(np.sqrt(square), SMALLEST).astype(np.float32)
 
 
 def _early(seed: Seed) -> tuple[int, ...]:
@@ -87,22 +106,26 @@ def block_inputs(
     layers: Sequence[int] | None = None,
     batch: int = 64,
     progress: Progress = SILENT,
+    out: Vectors | None = None,
 ) -> Vectors:
-    """(examples, layers, hidden): for feed-forward blocks of the *seed* the mean of their inputs over real tokens."""
+    """(examples, layers, hidden): for feed-forward blocks of the *seed* the mean of their inputs over real tokens.
+
+    `out`: where to put it, if there is a place already.
+    """
     import torch
 
     from cloister.unify.moe.blocks import find
 
     blocks = find(seed.model)
     wanted = range(len(blocks)) if layers is None else layers
-    out = np.empty((len(examples), len(wanted), seed.hidden), dtype=np.float32)
+    found = np.empty((len(examples), len(wanted), seed.hidden), dtype=np.float32) if out is None else out
     now: dict[str, Any] = {}
 
     def keep(place: int) -> Any:
         def hook(module: Any, args: tuple[torch.Tensor, ...]) -> None:
             z, real = args[0], now["real"]
             mean = z.mean(1) if real is None else (z * real).sum(1) / real.sum(1).clamp(min=1)
-            out[now["rows"], place] = mean.float().numpy()
+            found[now["rows"], place] = mean.float().numpy()
 
         return hook
 
@@ -121,4 +144,4 @@ def block_inputs(
     finally:
         for handle in handles:
             handle.remove()
-    return out
+    return found

@@ -41,8 +41,9 @@ from cloister.unify.examples import Examples
 from cloister.unify.experts import Settings, apply_delta, train_expert
 from cloister.unify.joint import JointSettings
 from cloister.unify.seeds import Seed
+from cloister.unify.selection.looks import BY_KIND
 from cloister.unify.training import stamp
-from cloister.unify.views import BY_KIND, view
+from cloister.unify.views import view
 
 OURS = "unified"
 NO_PRIVACY = ("unrestricted", "pooled")

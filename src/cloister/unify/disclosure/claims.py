@@ -75,6 +75,8 @@ NOT_COVERED = (
     "the same number of steps (--steps); differential privacy hides one example more or less, not the number",
     "several examples of one person: a bound is for one example, and k of them are protected k times less",
     "other contributions from the same examples, this one sent again with other noise too: each adds its own bound",
+    "settings that were tuned on the private examples, as a learning rate (--learning-rate) may be: what they tell of "
+    "those examples is in no epsilon",
     "how exactly noise is drawn for training: floating point and an ordinary generator, seeded by the system",
     "time, sizes and the fact of taking part",
     "what several owners' parts, or the unified model trained on them, reveal together",

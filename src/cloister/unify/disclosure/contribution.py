@@ -5,6 +5,9 @@
 
 Membership is the expensive part: every reference expert is one more training, on half of at most `MOST_ROWS` of the
 private examples. `references=0` leaves it out, and the report says so.
+
+Who has the ids has the seed and the public set too, and may look at them in any way: in the seed's last states, or in
+the view that the choice was made in, where that is another (`unify.views`). Both are tried, and the better one counts.
 """
 
 from __future__ import annotations
@@ -27,13 +30,19 @@ if TYPE_CHECKING:
     from cloister.unify.examples import Examples
     from cloister.unify.experts import Settings
     from cloister.unify.seeds import Seed
+    from cloister.unify.selection.looks import Look
     from cloister.unify.tasks import Task
 
 REFERENCES = membership.QUICK  # cheap; the report says that more would find more
 FEWEST = 40  # private examples with which a figure on membership says anything
 MOST_ROWS = 2000
 FEWEST_SHARED = 5  # private records in the public set from which shares are compared
+BETTER_WAY = (
+    "Regions, the direction of the mean and own records were looked for in the seed's last states and in what the "
+    "choice compares; each figure is the larger of the two, so where nothing shows it lies a little above guessing."
+)
 Vectors = NDArray[np.float32]
+Ways = Sequence[tuple[Vectors, Vectors]]  # private and public vectors: the seed's last states, then the choice's
 
 
 def of_contribution(
@@ -46,15 +55,15 @@ def of_contribution(
     done: tuple[Done, Done, Done],
     *,
     sent: Vectors | None = None,
+    look: Look | None = None,
     references: int = REFERENCES,
     workdir: Path | None = None,
     progress: Progress = SILENT,
 ) -> Report:
     """Measure what `chosen` (rows of the public set), an expert trained with `settings` and the routing vectors `sent`
-    (layers, hidden) reveal. `done` says how the three were made."""
+    (layers, hidden) reveal. `done` says how the three were made, `look` what the choice compared, if not `BY_KIND`."""
     missed: list[str] = []
-    public_vectors, private_vectors = (seed.vectors(one, progress=progress) for one in (public, private))
-    ids = _of_ids(seed, task, private, public, chosen, private_vectors, public_vectors, missed)
+    ids = _of_ids(seed, task, private, public, chosen, _ways(seed, private, public, look, progress), missed)
     leak, notes = _of_weights(seed, task, private, public.rows(chosen), settings, references, workdir, progress, missed)
     bound = claims.alone(done[1], done)
     weights = Item("expert weights", membership_figures(leak, bound) if leak else (), tuple(notes))
@@ -68,38 +77,46 @@ def of_contribution(
 # ---- proxy ids -------------------------------------------------------------------------------------------------------
 
 
+def _ways(seed: Seed, private: Examples, public: Examples, look: Look | None, progress: Progress) -> Ways:
+    from cloister.unify.selection.looks import BY_KIND
+    from cloister.unify.views import view
+
+    last = seed.vectors(private, progress=progress), seed.vectors(public, progress=progress)
+    if (look or BY_KIND[seed.kind]) == "last":
+        return [last]
+    here, theirs = view(seed, public, look, progress=progress)
+    return [last, (here.vectors(private, progress=progress), theirs)]
+
+
 def _of_ids(
     seed: Seed,
     task: Task,
     private: Examples,
     public: Examples,
     chosen: Sequence[int],
-    mine: Vectors,
-    theirs: Vectors,
+    ways: Ways,
     missed: list[str],
 ) -> Item:
-    figures, notes = [], []
-    picked = theirs[list(chosen)]
-    if (found := _labels(seed, task, private, picked, theirs)) is not None:
+    figures, notes = [], [BETTER_WAY] if len(ways) > 1 else []
+    rows, (_, last) = list(chosen), ways[0]
+    if (found := _labels(seed, task, private, last[rows], last)) is not None:  # of labels there are no other vectors
         figures.append(found[0])
         notes.append(found[1])
-    regions = proxies.regions_betrayed(proxies.clusters(theirs), chosen, mine)
-    if regions is None:
-        missed.append("regions: your data lie everywhere that the public set does, or nowhere more than it")
+    regions = [proxies.regions_betrayed(proxies.clusters(theirs), chosen, mine) for mine, theirs in ways]
+    if seen := [one for one in regions if one is not None]:
+        most = max(seen, key=lambda one: one.value)
+        figures.append(Figure("regions betrayed", most.value, most))
     else:
-        figures.append(Figure("regions betrayed", regions.value, regions))
-    middle = theirs.mean(0)
-    figures.append(Figure("direction of the mean", _cosine(picked.mean(0) - middle, mine.mean(0) - middle)))
+        missed.append("regions: your data lie everywhere that the public set does, or nowhere more than it")
+    figures.append(Figure("direction of the mean", max(_direction(theirs, rows, mine) for mine, theirs in ways)))
     own = _shared(private, public)
     if len(own):
         taken = len(set(map(int, chosen)) & set(own.tolist()))
         notes.append(f"{len(own)} of your records also lie in the public set; {taken} of them were chosen.")
     if len(own) >= FEWEST_SHARED:
-        alike = _alike(theirs, own)
-        found_more = proxies.chosen_more(chosen, own, alike)
-        gap = found_more.own.value - found_more.alike.value
-        figures.append(Figure("own records chosen", gap))
-        if found_more.betrays:
+        more = [proxies.chosen_more(chosen, own, _alike(theirs, own)) for _, theirs in ways]
+        figures.append(Figure("own records chosen", max(one.own.value - one.alike.value for one in more)))
+        if any(one.betrays for one in more):
             notes.append("Being chosen says that a public example is yours: leave such records out of your data.")
     return Item("proxy ids", tuple(figures), tuple(notes))
 
@@ -139,6 +156,12 @@ def _alike(vectors: Vectors, own: NDArray[np.int64]) -> NDArray[np.int64]:
     """The nearest other public example of each own record: like it, and not the owner's."""
     others = np.setdiff1d(np.arange(len(vectors)), own)
     return np.unique(others[np.argmax(vectors[own] @ vectors[others].T, axis=1)])
+
+
+def _direction(public: Vectors, chosen: list[int], private: Vectors) -> float:
+    """How well the chosen examples' mean points to the private one, as seen from the public set's."""
+    middle = public.mean(0)
+    return _cosine(public[chosen].mean(0) - middle, private.mean(0) - middle)
 
 
 def _cosine(a: Vectors, b: Vectors) -> float:

@@ -10,8 +10,8 @@ from pathlib import Path
 from cloister.errors import CloisterError, DiskFull, PeerDied, UsageError
 from cloister.progress import SILENT, Progress
 from cloister.unify.chunks import Sender
-from cloister.unify.rounds.coordinator import INVITATION, Coordinator
-from cloister.unify.rounds.provenance import read_provenance
+from cloister.unify.rounds.coordinator import INVITATION, CheckFailed, Coordinator
+from cloister.unify.rounds.provenance import is_made_of
 
 from . import certificates, flower
 from .link import Link
@@ -37,11 +37,7 @@ def is_built(round_: Coordinator, out: Path) -> bool:
         return False
     standing = round_.standing()
     taken = {name: round_.book.entry(name).digest for name in standing.taken}
-    try:
-        found = read_provenance(out)
-    except UsageError:
-        found = {}
-    if standing.awaited or (found.get("terms"), found.get("owners")) != (round_.recipe.terms.digest(), taken):
+    if standing.awaited or not is_made_of(out, round_.recipe.terms, taken):
         more = f"; {', '.join(standing.awaited)} may still come" if standing.awaited else ""
         raise UsageError(
             f"{out} exists and is not the model of the owners whose contributions are here{more}.",
@@ -184,6 +180,9 @@ class _Talk:
             except (DiskFull, OSError) as error:  # our own trouble, for which no owner is refused
                 self.progress.note(f"{name}: what it sent cannot be kept: {error}")
                 self._ask_later(peer)
+            except (CheckFailed, MemoryError) as error:  # so is this; what it sent comes once more, so not too soon
+                self.progress.note(f"{name}: what it sent cannot be checked now: {str(error) or 'no memory is left'}")
+                self._ask_later(peer, QUIET_SECONDS)
             except CloisterError as error:
                 self._against(peer, error.message)
             except Exception as error:  # whatever an owner finds to send, the round of the others goes on
@@ -194,9 +193,10 @@ class _Talk:
         peer.side.refuse([reason])
         self._ask_later(peer)
 
-    def _ask_later(self, peer: _Peer) -> None:
+    def _ask_later(self, peer: _Peer, seconds: float = 0.0) -> None:
         peer.number, peer.last = "", None
         self._wait_longer(peer)
+        peer.due = max(peer.due, time.monotonic() + seconds)
 
     def _heard(self, peer: _Peer, said: Said, waited: float) -> None:
         before = self.round.book.entry(peer.side.name)

@@ -92,7 +92,7 @@ class _Work(threading.Thread):
             while not side.invited:
                 time.sleep(PAUSE)
             self._check()
-            while not side.asked and _over(side, self._key, timedelta()):
+            while not side.awaited and _over(side, self._key, timedelta()):
                 time.sleep(PAUSE)  # only the coordinator knows whether it has moved our deadline
             owner.contribute(
                 side.invitation,

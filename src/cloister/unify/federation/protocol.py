@@ -4,6 +4,7 @@ The coordinator asks, because an owner need not be reachable; an owner works at 
 asked. Both keep everything on disk, so either may die and go on.
 
     hello                     -> where are you?                       "empty", "inviting", "working", "ready", "failed"
+                                 (and whether the owner is awaited, which it waits for if its own deadline is over)
     offer   + index           -> the invitation's chunks that you lack
     take    + chunks          -> those that you still lack
     index                     -> the chunks of your contribution
@@ -25,7 +26,7 @@ from typing import Any
 from cloister.errors import CloisterError, DiskFull, ProtocolViolation
 from cloister.unify.artefacts import Refused, parse_json, shown
 from cloister.unify.chunks import BadChunk, Index, Place, Receiver, Sender, load_index, most_index, read_chunk
-from cloister.unify.rounds.coordinator import INBOX, INVITATION, Coordinator
+from cloister.unify.rounds.coordinator import INBOX, INVITATION, Coordinator, standing_of
 from cloister.unify.rounds.invitation import MOST_PUBLIC, MOST_SEED
 
 CHUNKS_AT_ONCE = 4  # 32 MB: well below what any transport refuses
@@ -91,7 +92,7 @@ class OwnerSide:
         self.failed = ""  # the code of an error; what it says may be about private examples
         self.problem: CloisterError | None = None
         self.ready = False
-        self.asked = False  # about anything but the end: the coordinator awaits us
+        self.awaited = False  # as the coordinator said last
         self.verdict: Said | None = None
         self._receiver: Receiver | None = None
         self._sender: Sender | None = None
@@ -106,7 +107,8 @@ class OwnerSide:
 
         A question that does not fit, or of another kind, is answered with where the owner stands.
         """
-        self.asked = self.asked or said.what.get("do") != "verdict"
+        if said.what.get("do") == "hello":
+            self.awaited = said.what.get("awaited") is not False  # an older coordinator does not say
         match said.what.get("do"):
             case "offer" if not self.invited and len(said.data) == 1:
                 index = load_index(said.data[0])
@@ -184,7 +186,7 @@ class CoordinatorSide:
     def question(self, index: Index, last: Said | None) -> Said:
         """What to ask next, after the answer `last`."""
         if last is None:
-            return Said({"do": "hello"})
+            return self._hello()
         if (self._stage in OVER or self._stage == "refused") and not self.told:
             self.told = True
             return Said(
@@ -206,7 +208,10 @@ class CoordinatorSide:
             if self._receiver is None:
                 return Said({"do": "index"})
             return Said({"do": "give", "places": plain(self._receiver.missing(), self.at_once)})
-        return Said({"do": "hello"})
+        return self._hello()
+
+    def _hello(self) -> Said:
+        return Said({"do": "hello", "awaited": self.name in standing_of(self.round.recipe, self.round.book).awaited})
 
     def heard(self, said: Said) -> None:
         """An answer came. What is wrong with it is held against this owner alone."""

@@ -100,6 +100,11 @@ def _remove_unfinished(place: Path, key: Key) -> None:
         storage.remove(place)
 
 
+class CheckFailed(RuntimeError):
+    """Computing with a contribution failed, for want of memory say. That is this machine's trouble: it says nothing
+    about the contribution, for which nobody is refused."""
+
+
 class Coordinator:
     """One round in one folder."""
 
@@ -260,7 +265,10 @@ class Coordinator:
         given, terms = self.invitation, self.recipe.terms
 
         def unusable(received: Received) -> Sequence[str]:
-            return self.steps.unusable(given.seed(), given.public, received, terms)
+            try:
+                return self.steps.unusable(given.seed(), given.public, received, terms)
+            except (MemoryError, RuntimeError) as error:  # torch says the second when it gets no memory
+                raise CheckFailed(f"{type(error).__name__}: {error}") from error
 
         return contribution.check(folder, self.recipe, owner, *self._shapes, self._public_ids, unusable)
 

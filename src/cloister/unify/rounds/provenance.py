@@ -51,6 +51,15 @@ def read_provenance(model: Path) -> Provenance:
     return found
 
 
+def is_made_of(model: Path, terms: Terms, owners: Mapping[str, str]) -> bool:
+    """Whether `model` was built of exactly these contributions, digests by owner's name, under these terms."""
+    try:
+        found = read_provenance(model)
+    except UsageError:
+        return False
+    return (found.get("terms"), found["owners"]) == (terms.digest(), owners)
+
+
 def _is_texts(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
 

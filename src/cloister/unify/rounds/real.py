@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cloister.errors import CloisterError, DataError, NotAvailable, UsageError, WouldRevealSecret
+from cloister.errors import BrokenCheckpoint, DataError, NotAvailable, UsageError, WouldRevealSecret
 from cloister.progress import Progress
 from cloister.unify import labels
 
@@ -122,6 +122,11 @@ class RealSteps:
         """The ids of the proxies, best first."""
         from cloister.unify.views import view
 
+        if self.privacy.routing_epsilon and terms.router.vectors != "private":
+            raise UsageError(
+                "This round takes no routing vectors from owners, so --dp-routing-epsilon bounds nothing.",
+                advice="Leave it out.",
+            )
         selection, claims = _part("selection.choose"), _part("disclosure.claims")
         wanted, have, epsilon = terms.selection, _public(public), self.privacy.selection_epsilon
         at_random = wanted.method == "random"
@@ -278,6 +283,7 @@ class RealSteps:
                 self._settings(terms, self._dp()),
                 self._done(terms, workdir),
                 sent=_sent(workdir) if terms.router.vectors == "private" else None,
+                look=terms.selection.look,
                 references=self.references,
                 workdir=_folder(workdir / "references"),
                 progress=progress,
@@ -310,11 +316,12 @@ class RealSteps:
         from torch import nn
 
         from cloister.unify import experts
+        from cloister.unify.moe import feed_forward_names
 
         model = _seed(seed).model
         if terms.expert.method == "full":
             own = dict(model.named_parameters())
-            return {name: [tuple(own[name].shape)] for name in experts.feed_forward(model)}
+            return {name: [tuple(own[name].shape)] for name in feed_forward_names(model)}
         found: dict[str, list[tuple[int, ...]]] = {}
         rank = terms.expert.rank
         for name, layer in experts.linears(model).items():
@@ -356,6 +363,7 @@ class RealSteps:
     ) -> None:
         """Stack, start the router, train jointly, write the checkpoint."""
         from cloister.unify.moe import folders
+        from cloister.unify.training import NotFinite
 
         from . import building
 
@@ -363,7 +371,7 @@ class RealSteps:
         have = _public(public)
         try:
             unified = building.unified(model, have, received, terms, workdir, progress, onto)
-        except CloisterError as error:
+        except (BrokenCheckpoint, NotFinite) as error:  # what numbers that are not finite end with
             _blame(model, have, received, error)
             raise
         folders.copy_rest(seed, out)
@@ -436,7 +444,7 @@ def _draw(terms: Terms, owner: str) -> int:
     return int.from_bytes(told[:6], "big")
 
 
-def _blame(seed: Any, public: Any, received: Sequence[Received], error: CloisterError) -> None:
+def _blame(seed: Any, public: Any, received: Sequence[Received], error: DataError) -> None:
     """Say whose experts alone already answer with numbers that are not finite, if there are such."""
     from safetensors.torch import load_file
 

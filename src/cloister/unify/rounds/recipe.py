@@ -21,8 +21,9 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from cloister.errors import BrokenManifest, FormatVersion, InvalidParameter
 from cloister.unify.artefacts import NAME, read_json, shown, write_json
 from cloister.unify.keys import PublicKey
+from cloister.unify.selection.looks import BY_KIND, Look
 
-SCHEMA: Literal["cloister.unify.recipe/1"] = "cloister.unify.recipe/1"
+SCHEMA: Literal["cloister.unify.recipe/2"] = "cloister.unify.recipe/2"
 RECIPE = "recipe.json"
 MOST_RECIPE = 4 << 20
 MOST_OWNERS = 1000
@@ -87,10 +88,16 @@ class Selection(Part):
     tempering: float = Field(default=0.25, ge=0, le=10)
     gamma: float = Field(default=2.0, gt=0, le=1000)
     kernel: Literal["gaussian", "cosine"] = "gaussian"
-    look: Literal["last", "early", "both"] | None = None  # what is compared; None: by the kind of seed, see `views`
+    look: Look | None = None  # what is compared; None: by the kind of seed, see `views`
     folds: int = Field(default=5, ge=2, le=100)
     negatives: int = Field(default=10_000, ge=1, le=10_000_000)
     seed_for_folds: int = Field(default=0, ge=0, lt=1 << 31)
+
+    @model_validator(mode="after")
+    def _pool_holds_them(self) -> Selection:
+        if self.method == "dpp" and self.pool < self.count:
+            raise ValueError(f"{self.count} proxies cannot be chosen from a pool of {self.pool}")
+        return self
 
 
 class Expert(Part):
@@ -159,7 +166,11 @@ class Terms(Part):
 
         kind = SEED_FOR[self.task.kind]
         return self.model_copy(
-            update={"expert": filled(self.expert, _EXPERTS[kind]), "router": filled(self.router, _ROUTERS[kind])}
+            update={
+                "selection": filled(self.selection, {"look": BY_KIND[kind]}),
+                "expert": filled(self.expert, _EXPERTS[kind]),
+                "router": filled(self.router, _ROUTERS[kind]),
+            }
         )
 
     def digest(self) -> str:
@@ -185,7 +196,7 @@ class Owner(Part):
 class Recipe(Part):
     """The whole agreement."""
 
-    schema_: Literal["cloister.unify.recipe/1"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["cloister.unify.recipe/2"] = Field(default=SCHEMA, alias="schema")
     round: str = Field(pattern=r"^[0-9a-f]{32}$")
     title: str = Field(default="", max_length=200)
     coordinator: KeyText
@@ -249,7 +260,9 @@ class Recipe(Part):
 def make(**fields: Any) -> Recipe:
     """A recipe, or `InvalidParameter` that lists everything that does not fit."""
     try:
-        return Recipe(**fields)
+        found = Recipe(**fields)
+        # Written out, so that the digest covers it and another version with other tables computes the same.
+        return found.model_copy(update={"terms": found.terms.settled()})
     except ValidationError as error:
         raise InvalidParameter(
             "The recipe does not fit together:\n  - " + "\n  - ".join(_reasons(error)),

@@ -4,7 +4,7 @@ No network, no Flower, no Ray: owners work one after the other. What comes out i
 apart from each other.
 
 A folder holds one simulation. The same command again goes on where it stopped; a command with another recipe, other
-examples or other decisions on privacy is refused, because what was made would be taken for what was asked.
+examples or other decisions of the owners is refused, because what was made would be taken for what was asked.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from . import owner as owners
 from . import recipe as recipes
 from .begin import begin
 from .coordinator import INVITATION, Coordinator
+from .provenance import is_made_of
 from .real import RealSteps
 from .state import STATE, Book
 from .steps import Steps
@@ -121,7 +122,8 @@ def run(
     steps: Steps,
     progress: Progress = SILENT,
 ) -> dict[str, str]:
-    """Every owner's work, then the model; what happened to each owner. What is done already is not done again."""
+    """Every owner's work, then the model; what happened to each owner. What is done already is not done again, and a
+    model that is there stays if it is made of what the owners have contributed."""
     _same_work(folder, round_, private, steps)
     failed: dict[str, str] = {}
     for name, data in sorted(private.items()):
@@ -151,20 +153,24 @@ def run(
             + reasons,
             advice="Mend what is named here and run the same command again; what is done stays.",
         )
-    round_.build(out, wait=False, progress=progress)
+    if is_made_of(out, round_.recipe.terms, {name: round_.book.entry(name).digest for name in taken}):
+        for name in taken:  # the run that built it may have been killed before it noted that
+            round_.book.move(name, "built")
+    else:
+        round_.build(out, wait=False, progress=progress)
     return {name: failed.get(name, round_.book.entry(name).sentence()) for name in private}
 
 
 def _same_work(folder: Path, round_: Coordinator, private: Mapping[str, Path], steps: Steps) -> None:
-    """What an owner has contributed was made of these examples, and with these decisions on its privacy; `UsageError`
-    otherwise. Nothing of it may be taken for something that it is not."""
+    """What an owner has contributed was made of these examples, and with these decisions; `UsageError` otherwise.
+    Nothing of it may be taken for something that it is not."""
     for name, data in sorted(private.items()):
         if round_.book.entry(name).stage not in DONE:
             continue
         noted = Book.load(folder / OWNERS / name).state.private
         if noted.get("decisions") != steps.decisions:
             raise UsageError(
-                f"What {name} contributed was made with other decisions on privacy: {noted.get('decisions')} instead"
+                f"What {name} contributed was made with other decisions: {noted.get('decisions')} instead"
                 f" of {steps.decisions}.",
                 advice=_ELSEWHERE,
             )
