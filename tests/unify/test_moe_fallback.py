@@ -15,6 +15,7 @@ import cloister.unify.moe as moe  # noqa: E402
 from cloister.unify import joint  # noqa: E402
 from cloister.unify.examples import Examples  # noqa: E402
 from cloister.unify.seeds import Seed  # noqa: E402
+from cloister.unify.views import block_inputs
 
 OWNERS = ("bank", "kitchen")
 
@@ -55,7 +56,7 @@ def test_texts_unlike_all_owners_are_answered_by_the_seed() -> None:
     # and the block's answer is the seed's own, times the router's weight
     block = model.encoder.layer[0].intermediate
     layer = seed.model.encoder.layer[0]
-    z = joint.block_inputs(seed, foreign)[0][:1, None]
+    z = torch.from_numpy(block_inputs(seed, foreign))[:1, :1]
     with torch.no_grad():
         weight = block.router(z)[0, 0]
         assert int(weight.argmax()) == 0
