@@ -15,7 +15,7 @@ import cloister.unify.moe as moe  # noqa: E402
 from cloister.unify import joint  # noqa: E402
 from cloister.unify.examples import Examples  # noqa: E402
 from cloister.unify.seeds import Seed  # noqa: E402
-from cloister.unify.views import block_inputs
+from cloister.unify.views import block_inputs  # noqa: E402
 
 OWNERS = ("bank", "kitchen")
 
