@@ -16,7 +16,11 @@ from cloister.bench.schema import Report, Row
 from cloister.errors import CloisterError, UsageError
 from cloister.progress import SILENT, Progress
 
-_SUITES = {"permute": "cloister.bench.permute", "engine": "cloister.bench.engine", "unify": "cloister.bench.unify"}
+_SUITES = {
+    "permute": "cloister.bench.permute",
+    "engine": "cloister.bench.engine",
+    "unify": "cloister.bench.unify.suite",
+}
 _VERSIONS = ("torch", "transformers", "numpy", "safetensors", "starlette", "uvicorn", "httpx")
 
 
