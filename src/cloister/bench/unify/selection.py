@@ -105,7 +105,7 @@ def _large(options: Options) -> list[Row]:
         rows.append(
             Row.measured(
                 f"selection-large{suffix}-memory", figures["peak_bytes"] / 1e6, "MB", bar=1000,
-                note="peak of the whole process, interpreter and vectors included",
+                note="peak of the whole process, interpreter and vectors included; PyTorch is not loaded in it",
             )
         )  # fmt: skip
     return rows
