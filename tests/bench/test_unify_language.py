@@ -52,11 +52,11 @@ def test_owners_share_no_text_and_test_on_other_texts(held: list[tuple[str, Exam
 
 
 def test_development_tests_on_training_data_only(data_dir: Path, held: list[tuple[str, Examples, Examples]]) -> None:
-    for number, (_, whole, held_out) in enumerate(held):
+    for number, (name, whole, held_out) in enumerate(held):
         trial = language.Trial(replace(PLAN, development=True), root=data_dir)
-        train, tested = trial._part(number, whole, held_out)
+        train, tested = trial.part(number, name, whole, held_out)
         assert set(tested.texts()) <= set(whole.texts()) and not set(tested.ids) & set(train.ids)
-        _, tested = language.Trial(PLAN, root=data_dir)._part(number, whole, held_out)
+        _, tested = language.Trial(PLAN, root=data_dir).part(number, name, whole, held_out)
         assert set(tested.texts()) <= set(held_out.texts())
 
 

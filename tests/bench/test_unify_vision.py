@@ -67,9 +67,9 @@ def test_no_image_has_two_owners_and_none_is_tested_that_was_trained_on(held: li
 def test_development_tests_on_training_data_only(data_dir: Path) -> None:
     for name, whole, held_out in vision.handwritten(data_dir):
         trial = vision.Trial(replace(PLAN, development=True), root=data_dir)
-        train, tested = trial._part(0, name, whole, held_out)
+        train, tested = trial.part(0, name, whole, held_out)
         assert _bytes(tested) <= _bytes(whole) and not _bytes(tested) & _bytes(train)
-        train, tested = vision.Trial(PLAN, root=data_dir)._part(0, name, whole, held_out)
+        train, tested = vision.Trial(PLAN, root=data_dir).part(0, name, whole, held_out)
         assert _bytes(tested) <= _bytes(held_out) and _bytes(train) <= _bytes(whole)
 
 

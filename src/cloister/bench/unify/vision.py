@@ -32,7 +32,7 @@ from torch.nn import functional
 from cloister import storage
 from cloister.bench.schema import Row
 from cloister.bench.suites import Options, Workload
-from cloister.bench.unify import text, text_rows
+from cloister.bench.unify import far, text, text_rows
 from cloister.bench.unify.rows import accuracies, gather
 from cloister.bench.unify.text_data import Owner, PublicKind
 from cloister.errors import NotAvailable
@@ -40,7 +40,6 @@ from cloister.progress import SILENT, Progress
 from cloister.unify.examples import Examples, Pixels
 from cloister.unify.experts import Settings
 from cloister.unify.joint import JointSettings
-from cloister.unify.router_fit import fit_router
 from cloister.unify.seeds import Seed, pooled
 from cloister.unify.tasks import SCALE, Images, prototypes
 from cloister.unify.training import Descent, Loop, order, stamp
@@ -96,7 +95,7 @@ QUICK = Plan(
 )  # fmt: skip
 
 
-class Trial(text.Trial):
+class Trial(far.Trial):
     """All methods on one draw of the data."""
 
     plan: Plan
@@ -116,24 +115,9 @@ class Trial(text.Trial):
         """The three organisations."""
         task = Images(DIGITS, prototypes(self.seed, printed(2000, draw=2), DIGITS))
         return [
-            Owner(name, task, *self._part(number, name, whole, held_out))
+            Owner(name, task, *self.part(number, name, whole, held_out))
             for number, (name, whole, held_out) in enumerate(handwritten(self.root))
         ]
-
-    def _part(self, number: int, name: str, whole: Examples, held_out: Examples) -> tuple[Examples, Examples]:
-        count = self.plan.private.get(name, self.plan.private[""])
-        rows = np.random.default_rng([self.draw, number]).permutation(len(whole))
-        if self.plan.development:
-            return whole.rows(rows[:count]), whole.rows(rows[count : count + self.plan.test])
-        tested = np.random.default_rng([self.draw, number, 1]).permutation(len(held_out))
-        return whole.rows(rows[:count]), held_out.rows(tested[: self.plan.test])
-
-    def start(self, model: Any, chosen: Mapping[str, Examples], variant: text.Variant) -> None:
-        """Layer by layer inside the model, because these experts are far from their seed."""
-        if variant.start == "fit":
-            fit_router(model, self.seed, chosen, blend=self.plan.blend)
-        else:
-            super().start(model, chosen, variant)
 
     def public(self, kind: PublicKind) -> Examples:
         """Printed characters, whatever `kind` says: there is one public set."""
