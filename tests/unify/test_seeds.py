@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import SMALL, WORDS, decoder, encoder, images, sentences, tokenizer, vision
 
+import cloister.unify.moe as moe
 from cloister.errors import BrokenCheckpoint, UnsupportedModel
 from cloister.unify.examples import Examples
 from cloister.unify.seeds import Looks, Seed, fingerprint, with_state
@@ -55,6 +58,36 @@ def test_load_gives_what_was_saved(tmp_path, make):
     given_ = images(4) if seed.kind == "vision" else sentences("bank", 4)
     assert np.allclose(again.vectors(given_), seed.vectors(given_), atol=1e-6)
     assert np.allclose(np.linalg.norm(again.vectors(given_), axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["ViTForImageClassification", "RobertaForMaskedLM", "BertForMaskedLM"])
+def test_a_checkpoint_without_a_pooler_is_one_and_the_same_seed_for_everybody(tmp_path, kind):
+    """What a checkpoint lacks, transformers draws at random: each owner would hold another seed."""
+    if kind.startswith("ViT"):
+        config = transformers.ViTConfig(**{**SMALL, "image_size": 16, "patch_size": 8})
+    else:
+        shape = {**SMALL, "vocab_size": len(tokenizer()), "max_position_embeddings": 40, "pad_token_id": 0}
+        config = getattr(transformers, kind.replace("ForMaskedLM", "Config"))(**shape)
+        tokenizer().save_pretrained(tmp_path / "seed")
+    getattr(transformers, kind)(config).save_pretrained(tmp_path / "seed")
+    one, other = Seed.load(tmp_path / "seed"), Seed.load(tmp_path / "seed")
+    assert one.fingerprint == other.fingerprint
+    own = dict(one.model.named_parameters())
+    state = {name: own[name].detach() + 0.1 for name in moe.feed_forward_names(one.model)}
+    moe.unify(one.model, {"bank": state, "travel": state}).save_pretrained(tmp_path / "unified")
+    unified = transformers.AutoModel.from_pretrained(tmp_path / "unified")
+    held = images(3).pixels() if kind.startswith("ViT") else sentences("bank", 3).texts()
+    assert torch.isfinite(one.encode(unified.eval(), held)).all()
+
+
+def test_a_checkpoint_with_a_weight_missing_is_no_seed(tmp_path):
+    ENCODER.model.save_pretrained(tmp_path)
+    ENCODER.tokenizer.save_pretrained(tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    del tensors["encoder.layer.1.output.dense.weight"]
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BrokenCheckpoint, match=r"no weights for encoder\.layer\.1\.output\.dense\.weight"):
+        Seed.load(tmp_path)
 
 
 def test_fingerprint_sees_one_bit_and_fresh_models_are_copies():

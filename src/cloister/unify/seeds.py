@@ -71,12 +71,10 @@ class Seed:
             config = AutoConfig.from_pretrained(where, trust_remote_code=False)
             kind = _kind(config)
             options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
+            loader: Any = AutoModelForCausalLM if kind == "decoder" else AutoModel
             if config.model_type in VISION_TOWERS:
-                model = getattr(transformers, VISION_TOWERS[config.model_type]).from_pretrained(where, **options)
-            elif kind == "decoder":
-                model = AutoModelForCausalLM.from_pretrained(where, **options)
-            else:
-                model = AutoModel.from_pretrained(where, **options)
+                loader = getattr(transformers, VISION_TOWERS[config.model_type])
+            model = _whole(loader, where, options)
             tokenizer = None if kind == "vision" else AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise BrokenCheckpoint(f"{where} cannot be a seed: {error}") from None
@@ -242,6 +240,22 @@ def _kind(config: Any) -> SeedKind:
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names) or getattr(config, "is_decoder", False):
         return "decoder"
     return "encoder"
+
+
+def _whole(loader: Any, where: str, options: dict[str, Any]) -> Any:
+    """The model with every weight from the checkpoint. What is not there would be drawn at random, so that no two
+    owners had the same seed; a pooler, which nobody here asks, is left out instead."""
+    model, told = loader.from_pretrained(where, output_loading_info=True, **options)
+    missing = sorted(told["missing_keys"])
+    if missing and all("pooler." in name for name in missing):
+        model, told = loader.from_pretrained(where, output_loading_info=True, add_pooling_layer=False, **options)
+        missing = sorted(told["missing_keys"])
+    if missing:
+        raise BrokenCheckpoint(
+            f"{where} cannot be a seed: it has no weights for {missing[0]} ({len(missing)} tensors are missing).",
+            advice="Give a whole checkpoint: missing weights would be random, and different for every owner.",
+        )
+    return model
 
 
 def _looks(config: Any, where: str) -> Looks:
