@@ -148,6 +148,17 @@ def test_an_owner_who_joins_later_with_labels_of_its_own(place: Path, capsys: py
     assert set(labels.read(place / "larger-6").names) == {*TOPICS["bank"], *TOPICS["kitchen"]}
 
 
+def unified_encoder(place: Path) -> None:
+    """What no stock architecture expresses."""
+    import cloister.unify.moe as moe
+    from cloister.unify.seeds import Seed
+
+    seed = Seed.load(place / "seed").model
+    own = dict(seed.named_parameters())
+    state = {name: own[name].detach() for name in moe.feed_forward_names(seed)}
+    moe.unify(seed, {"bank": state}).save_pretrained(place / "encoder")
+
+
 def test_a_simulation_of_a_decoder_and_its_export(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     owners = ["--owner", "bank=bank.txt", "--owner", "travel=travel.txt"]
     words = ["simulate", "decoder", "public.txt", "played", *owners, "--task", "language", "--context", "none", *QUICK]
@@ -160,7 +171,8 @@ def test_a_simulation_of_a_decoder_and_its_export(place: Path, capsys: pytest.Ca
         assert (place / "played" / "owners" / name / "work" / "disclosure" / "report.json").exists()
     call(capsys, "export", "played/model", "stock")
     assert json.loads((place / "stock" / "config.json").read_text())["model_type"] == "qwen2_moe"
-    assert "cannot be written" in refused(capsys, "export", "model", "stock2")
+    unified_encoder(place)
+    assert "cannot be written" in refused(capsys, "export", "encoder", "stock2")
     assert not (place / "stock2").exists()
 
 
