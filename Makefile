@@ -21,7 +21,8 @@ demo: install ## Ask a private question on this machine and see what the server 
 
 test: install ## Run all tests (PYTEST_ARGS="-k wire" for some of them)
 	@if [ -d rust ]; then \
-	  if [ -n "$(CARGO)" ]; then cd rust && cargo test --release -p cloister-core $(WITH_DEALER) --quiet; \
+	  if [ -n "$(CARGO)" ]; then cd rust && cargo test --release -p cloister-core $(WITH_DEALER) --quiet \
+	    && cargo test --release -p cloister-routing --quiet; \
 	  else echo "The Rust tests are left out: cargo is not installed." >&2; fi; fi
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
@@ -29,7 +30,7 @@ lint: install ## Check style and types
 	@if [ -d rust ]; then \
 	  if [ -n "$(CARGO)" ]; then cd rust && cargo fmt --check \
 	    && cargo clippy --release -p cloister-core $(WITH_DEALER) --all-targets --quiet -- -D warnings \
-	    && cargo clippy --release -p cloister-python --all-targets --quiet -- -D warnings; \
+	    && cargo clippy --release -p cloister-python -p cloister-routing --all-targets --quiet -- -D warnings; \
 	  else echo "The Rust lints are left out: cargo is not installed." >&2; fi; fi
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

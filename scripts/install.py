@@ -67,7 +67,8 @@ def stamp() -> str:
 def build_core() -> bool:
     """Build the Rust core and install its module, if its sources changed. Whether anything was done.
 
-    Only the two-party engine needs it, so a machine without cargo, or without the crates, goes on without it.
+    Only the two-party engine needs it (unified models route faster with it), so a machine without cargo, or without
+    the crates, goes on without it.
     """
     if not (RUST / "Cargo.toml").exists():
         return False
@@ -82,7 +83,8 @@ def build_core() -> bool:
         remove_core()
         say(
             "The Rust core is left out: cargo is not installed (https://rustup.rs has it).\n"
-            "Missing then: the two-party engine. Everything else works; install cargo and run `make install` again."
+            "Missing then: the two-party engine; unified models route a little slower. Everything else works;\n"
+            "install cargo and run `make install` again."
         )
         return False
     say("Building the Rust core (two to four minutes the first time) ...")
@@ -100,7 +102,8 @@ def build_core() -> bool:
             say("".join(log.readlines()[-30:]))
             say(
                 "The Rust core could not be built; the lines above say why. It needs Rust 1.95 or newer, a C compiler\n"
-                "and the crates in rust/Cargo.lock. Missing then: the two-party engine. Everything else works."
+                "and the crates in rust/Cargo.lock. Missing then: the two-party engine; unified models route a\n"
+                "little slower. Everything else works."
             )
             return False
     RUST_STAMP.write_text(mark)

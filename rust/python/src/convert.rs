@@ -1,5 +1,6 @@
-//! Arrays across the boundary: C-contiguous buffers come in as copies, results go out as byte arrays that NumPy reads
-//! without another copy. A share is uniformly random, so a copy of one reveals nothing that the caller does not hold.
+//! Arrays across the boundary: C-contiguous buffers come in as copies (those of a router in place), results go out as
+//! byte arrays that NumPy reads without another copy. A share is uniformly random, so a copy of one reveals nothing that
+//! the caller does not hold.
 
 use crate::error::raise;
 use cloister_core::Error;
@@ -15,6 +16,19 @@ pub fn vector<T: Element + Default>(py: Python<'_>, buffer: &PyBuffer<T>) -> PyR
     let mut out = cloister_core::pages::zeros(buffer.item_count());
     buffer.copy_to_slice(py, &mut out)?;
     Ok(out)
+}
+
+/// The same in place, for as long as the interpreter lock is held: for arrays that no other thread writes meanwhile.
+pub fn view<'a, T: Element>(_py: Python<'_>, buffer: &'a PyBuffer<T>) -> PyResult<&'a [T]> {
+    if !buffer.is_c_contiguous() {
+        return Err(raise(Error::BadArgument("an array must be C-contiguous".into())));
+    }
+    match buffer.item_count() {
+        0 => Ok(&[]), // such a buffer may have no pointer
+        // SAFETY: a contiguous buffer has `item_count` elements of its type behind its pointer for as long as the
+        // `PyBuffer` lives, and `Element` promises that any bytes are one.
+        count => Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<T>().cast_const(), count) }),
+    }
 }
 
 /// Field elements from Python, checked to be below p: everything behind this door relies on it.

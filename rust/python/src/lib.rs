@@ -1,5 +1,5 @@
-//! The Python module `cloister_native`. No cryptography here: arguments are converted, the interpreter lock is
-//! released, errors of the core become Python exceptions.
+//! The Python module `cloister_native`. Nothing is computed here: arguments are converted, the interpreter
+//! lock is released where work is long, errors of the crates become Python exceptions.
 
 // Arguments have names in Python, so a long list of them is readable there.
 #![allow(clippy::too_many_arguments)]
@@ -10,6 +10,7 @@ mod measure;
 mod party;
 mod products;
 mod progress;
+mod routing;
 mod settings;
 mod steps;
 
@@ -25,7 +26,9 @@ fn cloister_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("EngineError", module.py().get_type::<error::EngineError>())?;
     module.add_class::<party::Party>()?;
     module.add_class::<party::Listener>()?;
+    module.add_class::<routing::Routed>()?;
     module.add_function(wrap_pyfunction!(measure::inner_loop_throughput, module)?)?;
+    module.add_function(wrap_pyfunction!(routing::choose_experts, module)?)?;
     module.add_function(wrap_pyfunction!(party::generate_identity, module)?)?;
     module.add_function(wrap_pyfunction!(party::fingerprint, module)?)
 }

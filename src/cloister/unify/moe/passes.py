@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from cloister.errors import InvalidParameter, UnsupportedParameter
 
-from . import tokens
+from . import dispatch, tokens
 
 CACHES = "DynamicCache, StaticCache (neither offloaded), QuantizedCache, and the cache of `cloister serve`"
 
@@ -46,6 +46,7 @@ class Pass:
     starts: Tensor | None = None  # [batch, tokens], true where another sequence begins in a row; None: nowhere
     cache: Any = None  # the KV cache, which also keeps the router's running sums
     layers: int = 0  # the model's own layers in the cache, behind which the router's begin
+    core: bool = False  # whether the Rust core may choose the experts
     routes: Routes | None = None  # where to note the router's weights
     owner: nn.Module | None = None
     token: Token[Pass | None] | None = None
@@ -143,6 +144,7 @@ def _begin(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         details.real = tokens.padding(given)
     else:
         details.real, details.starts = tokens.understand(given, details.cache, module.config)
+    details.core = details.routes is None and details.starts is None and dispatch.core_is_free()
     details.token = _now.set(details)
     return args, kwargs
 
@@ -190,17 +192,15 @@ def check_cache(cache: Any, layers: int) -> None:
         )
 
 
-def continued(sums: Tensor, starts: Tensor | None, cache: Any, layer: int, layers: int) -> Tensor:
-    """Add to `sums` [batch, tokens, numbers] what the cache holds of earlier tokens, and leave them there in turn.
-    What came earlier does not count where another sequence has begun since."""
-    kept = _kept(cache, layers + layer, layers)
-    earlier = _last(kept)
-    if earlier is not None:
-        earlier = earlier.to(sums.dtype)
-        sums = sums + (earlier if starts is None else earlier * (starts.cumsum(1) == 0)[..., None])
+def earlier(cache: Any, layer: int, layers: int) -> Tensor | None:
+    """What the cache holds of the tokens before this pass: the last one's sums [batch, 1, numbers], if there is one."""
+    return _last(_kept(cache, layers + layer, layers))
+
+
+def keep(sums: Tensor, cache: Any, layer: int, layers: int) -> None:
+    """Leave the sums of this pass's tokens [batch, tokens, numbers] in the cache for the next."""
     entry = sums.unsqueeze(1)
-    kept.update(entry, entry[..., :0])
-    return sums
+    _kept(cache, layers + layer, layers).update(entry, entry[..., :0])
 
 
 def _kept(cache: Any, index: int, layers: int) -> Any:

@@ -31,11 +31,11 @@ class _Turned(TorchFunctionMode):
 
 def applied(expert: nn.Module, rows: Tensor) -> Tensor:
     """The expert's output for these tokens [tokens, hidden]."""
-    few = FEWEST <= len(rows) <= MOST and rows.shape[1] >= NARROWEST
-    usual = rows.dtype == torch.float32 and rows.device.type == "cpu"
-    if not (few and usual) or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    if not FEWEST <= rows.shape[0] <= MOST or rows.shape[1] < NARROWEST or rows.dtype != torch.float32:
         result: Tensor = expert(rows)
-        return result
-    with _Turned():
+    elif rows.device.type != "cpu" or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         result = expert(rows)
+    else:
+        with _Turned():
+            result = expert(rows)
     return result

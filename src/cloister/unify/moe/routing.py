@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from . import passes, products
+from . import dispatch, passes, products
 
 Context = Literal["sequence", "prefix", "none"]
 CONTEXTS: tuple[Context, ...] = ("sequence", "prefix", "none")
@@ -45,6 +45,30 @@ class Router(nn.Module):
             with torch.autocast(kind, enabled=False):
                 return self._weights(z)
         return self._weights(z)
+
+    def choose(self, z: Tensor, top_k: int) -> dispatch.Choice | dispatch.CoreChoice:
+        """The experts of every token of z [batch, tokens, hidden]; padding gets none."""
+        details = passes.current()
+        real = details.real_of(z)
+        watched = self._forward_hooks or self._forward_pre_hooks  # by somebody who wants all experts' weights
+        if top_k == 1 and details.core and not watched and dispatch.fits_core(z) and z.shape[1]:
+            return self._choose_in_core(z, real, details)
+        return dispatch.by_weights(self(z).flatten(0, 1), top_k, None if real is None else real.flatten())
+
+    def _choose_in_core(self, z: Tensor, real: Tensor | None, details: passes.Pass) -> dispatch.CoreChoice:
+        context, earlier = self.context, None
+        cached = context == "prefix" and details.cache is not None
+        if cached:
+            earlier = passes.earlier(details.cache, self.layer, details.layers)
+        own = self._parameters  # not as attributes: those are searched for, and this is called for every layer
+        vectors, blend = own["vectors"], own["blend"]
+        assert vectors is not None
+        before = 0.0 if blend is None else blend.item()
+        choice = dispatch.by_core(z, vectors.detach(), context, before, real, earlier)
+        if cached:
+            sums = torch.frombuffer(choice.routed.sums(), dtype=torch.float32).view(*z.shape[:2], -1)
+            passes.keep(sums, details.cache, self.layer, details.layers)
+        return choice
 
     def _weights(self, z: Tensor) -> Tensor:
         details = passes.current()
@@ -81,7 +105,12 @@ class Router(nn.Module):
         if details.starts is not None:
             sums = sums - _before(sums, details.starts)
         if details.cache is not None:
-            sums = passes.continued(sums, details.starts, details.cache, self.layer, details.layers)
+            earlier = passes.earlier(details.cache, self.layer, details.layers)
+            if earlier is not None:  # what came earlier does not count where another sequence has begun since
+                earlier = earlier.to(sums.dtype)
+                going_on = 1 if details.starts is None else (details.starts.cumsum(1) == 0)[..., None]
+                sums = sums + earlier * going_on
+            passes.keep(sums, details.cache, self.layer, details.layers)
         return sums[..., :-1] / sums[..., -1:].clamp(min=1)
 
 
@@ -120,33 +149,10 @@ class RoutedFeedForward(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """The weighted sum of the chosen experts' outputs; z is [batch, tokens, hidden]."""
-        real = passes.current().real_of(z)
-        rows = z.flatten(0, 1)
-        weights = self.router(z).flatten(0, 1)
-        best, chosen = weights.max(-1, keepdim=True) if self.top_k == 1 else weights.topk(self.top_k, dim=-1)
-        if self.top_k == 1 and len(rows) == 1 and real is None:  # one token of one sequence, as in decoding
-            alone: Tensor = self.experts[int(chosen)](z)
-            return alone * best.to(alone.dtype)
-        if real is not None:
-            chosen = chosen.masked_fill(~real.reshape(-1, 1), len(self.experts))  # an expert behind the last: nobody
-        chosen = chosen.flatten()
-        counts = torch.bincount(chosen, minlength=len(self.experts)).tolist()[: len(self.experts)]
-        if self.top_k == 1 and len(rows) in counts:
-            found = products.applied(self.experts[counts.index(len(rows))], rows)
-            return (found * best.to(found.dtype)).reshape(z.shape)
-        order, count = chosen.argsort(), sum(counts)
-        source = order[:count] if self.top_k == 1 else order[:count] // self.top_k
-        parts = torch.split(rows.index_select(0, source), counts)
-        outputs = [products.applied(e, part) for e, part in zip(self.experts, parts, strict=True) if len(part)]
-        if not outputs:
-            return torch.zeros_like(z)
-        place = order.argsort()
-        if count < len(chosen):  # what nobody computed is read from a row of zeros behind the others
-            outputs.append(torch.zeros_like(outputs[0][:1]))
-            place = place.clamp(max=count)
-        result = torch.cat(outputs).index_select(0, place)
-        if self.top_k > 1:
-            result = result.reshape(len(rows), self.top_k, -1)
-            return (best.to(result.dtype)[:, None] @ result).reshape(z.shape)
-        result = result * best.to(result.dtype)
-        return result.reshape(z.shape)
+        rows, choice = z.flatten(0, 1), self.router.choose(z, self.top_k)
+        experts = list(self.experts)  # once: looking one up takes longer than the list
+        if (alone := choice.alone) is not None:
+            return choice.scaled(products.applied(experts[alone], rows)).view_as(z)
+        parts = choice.parts(rows)
+        outputs = [products.applied(e, part) for e, part in zip(experts, parts, strict=True) if len(part)]
+        return choice.gathered(outputs).view_as(z) if outputs else torch.zeros_like(z)

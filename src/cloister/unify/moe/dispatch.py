@@ -1,0 +1,141 @@
+"""Tokens to their experts and back: which expert each token goes to, and their outputs put where the tokens were.
+
+    choice = dispatch.by_weights(weights, top_k, real)      # tensor operations: any device, with gradients, any top_k
+    choice, sums = dispatch.by_core(z, vectors, ...)        # one call of the Rust core, where it is free and z fits
+
+Both give the same up to rounding. As tensor operations the router is a dozen calls over a few numbers a token, which
+for one image or one new token take longer than what they compute; the core does them in one pass. Without the core
+nothing is missing but that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where the tokens of a pass go. A token has `top_k` places, one after the other."""
+
+    counts: list[int]  # places of each expert
+    order: Tensor  # places sorted by expert; behind them those of padding, which nobody computes
+    weights: Tensor  # [tokens, top_k]: of the chosen experts
+
+    @property
+    def alone(self) -> int | None:
+        """The one expert of every token, if there is one."""
+        places = self.order.shape[0]
+        return self.counts.index(places) if places in self.counts and self.weights.shape[1] == 1 else None
+
+    def parts(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """The tokens [tokens, hidden] of each expert."""
+        top_k, computed = self.weights.shape[1], sum(self.counts)
+        source = self.order[:computed] if top_k == 1 else self.order[:computed] // top_k
+        return torch.split(rows.index_select(0, source), self.counts)
+
+    def scaled(self, output: Tensor) -> Tensor:
+        """The output of the one expert of every token, weighted."""
+        return output * self.weights.to(output.dtype)
+
+    def gathered(self, outputs: Sequence[Tensor]) -> Tensor:
+        """The weighted sum of each token's outputs [tokens, hidden], zero for padding. `outputs`: of the experts that
+        have tokens, one after the other."""
+        place, computed = self.order.argsort(), sum(self.counts)
+        found = list(outputs)
+        if computed < len(self.order):  # what nobody computed is read from a row of zeros behind the others
+            found.append(torch.zeros_like(found[0][:1]))
+            place = place.clamp(max=computed)
+        result = torch.cat(found).index_select(0, place)
+        weights = self.weights.to(result.dtype)
+        if weights.shape[1] == 1:
+            return result * weights
+        return (weights[:, None] @ result.reshape(*weights.shape, -1)).squeeze(1)
+
+
+class CoreChoice:
+    """The same, kept by the Rust core."""
+
+    def __init__(self, routed: Any):
+        self.routed = routed
+        self.alone: int | None = routed.alone
+
+    def as_tensors(self) -> Choice:
+        """For outputs that the core cannot read."""
+        order = torch.frombuffer(self.routed.order(), dtype=torch.int64)
+        return Choice(self.routed.counts, order, torch.frombuffer(self.routed.weights(), dtype=torch.float32)[:, None])
+
+    def parts(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """See `Choice`."""
+        return self.as_tensors().parts(rows)
+
+    def scaled(self, output: Tensor) -> Tensor:
+        """See `Choice`; writes into the output, which is nobody else's."""
+        if not fits_core(output) or not output.is_contiguous():
+            return self.as_tensors().scaled(output)
+        self.routed.scale(output.numpy(), output.shape[1])
+        return output
+
+    def gathered(self, outputs: Sequence[Tensor]) -> Tensor:
+        """See `Choice`."""
+        if not all(fits_core(one) for one in outputs):
+            return self.as_tensors().gathered(outputs)
+        arrays = [one.contiguous().numpy() for one in outputs]
+        result = torch.empty(self.routed.tokens, outputs[0].shape[1])
+        self.routed.gather(arrays, result.shape[1], result.numpy())
+        return result
+
+
+def by_weights(weights: Tensor, top_k: int, real: Tensor | None) -> Choice:
+    """The `top_k` experts of the largest weights; `weights` are [tokens, experts], `real` is [tokens]."""
+    experts = weights.shape[1]
+    best, chosen = weights.max(-1, keepdim=True) if top_k == 1 else weights.topk(top_k, dim=-1)
+    if real is not None:
+        chosen = chosen.masked_fill(~real[:, None], experts)  # an expert behind the last: nobody
+        best = best.masked_fill(~real[:, None], 0.0)  # padding may be anything, and its weight too
+    chosen = chosen.flatten()
+    counts = torch.bincount(chosen, minlength=experts).tolist()[:experts]
+    return Choice(counts, chosen.argsort(), best)
+
+
+def by_core(
+    z: Tensor, vectors: Tensor, context: str, blend: float, real: Tensor | None, earlier: Tensor | None
+) -> CoreChoice:
+    """The expert of the largest weight for each token of z [batch, tokens, hidden].
+
+    `blend` is the context's part in the scores before the sigmoid, `real` is [batch, tokens], `earlier` are the running
+    sums of the last token before these, [batch, 1, experts + 1]."""
+    marks = None if real is None else real.contiguous().view(torch.uint8).numpy()
+    before = None if earlier is None else earlier.float().contiguous().numpy()
+    _, tokens, hidden = z.shape
+    rows = z.contiguous().numpy()
+    return CoreChoice(_core().choose_experts(rows, vectors.numpy(), hidden, tokens, context, blend, marks, before))
+
+
+def core_is_free() -> bool:
+    """Whether the Rust core is here and may compute in this pass: nobody asks for gradients, for another precision, or
+    traces what is done."""
+    return not (
+        torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or _core() is None
+    )
+
+
+def fits_core(tensor: Tensor) -> bool:
+    """Whether the core can read this: numbers in single precision, on the processor."""
+    return type(tensor) is Tensor and tensor.dtype is torch.float32 and tensor.is_cpu
+
+
+@cache
+def _core() -> Any:
+    """The native module, or None where it is not installed or was built before it could do this."""
+    try:
+        module = import_module("cloister_native")
+    except ImportError:
+        return None
+    return module if hasattr(module, "choose_experts") else None

@@ -1,0 +1,208 @@
+"""The Rust core chooses and gathers as the tensor operations do, wherever it is used; and is left alone elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from tiny_unified import inputs, unified, words  # noqa: E402
+
+import cloister.unify.moe as moe  # noqa: E402
+from cloister.unify.moe import dispatch, passes  # noqa: E402
+from cloister.unify.moe.routing import RoutedFeedForward, Router  # noqa: E402
+
+pytestmark = pytest.mark.skipif(dispatch._core() is None, reason="the Rust core is not installed here")
+FEW = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 2e-5}
+
+
+@contextmanager
+def without_the_core() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "_core", lambda: None)
+        yield
+
+
+@contextmanager
+def calls() -> Iterator[list[str]]:
+    """The contexts with which the core was asked inside."""
+    made: list[str] = []
+    core = dispatch._core()
+
+    class Counting:
+        @staticmethod
+        def choose_experts(*arguments: Any) -> Any:
+            made.append(arguments[4])
+            return core.choose_experts(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "_core", lambda: Counting)
+        yield made
+
+
+def block(context: Any, hidden: int = 24, experts: int = 4) -> RoutedFeedForward:
+    made = RoutedFeedForward(
+        [torch.nn.Linear(hidden, hidden) for _ in range(experts)], hidden, top_k=1, context=context, layer=0
+    )
+    torch.nn.init.normal_(made.router.vectors)
+    if made.router.blend is not None:
+        torch.nn.init.normal_(made.router.blend)
+    return made
+
+
+@FEW
+@given(
+    context=st.sampled_from(["sequence", "prefix", "none"]), rows=st.integers(1, 4), tokens=st.integers(1, 9),
+    hidden=st.integers(1, 70), real=st.sampled_from([0.0, 0.6, 1.0]), number=st.integers(0, 99),
+)  # fmt: skip
+def test_both_ways_give_the_same(context: Any, rows: int, tokens: int, hidden: int, real: float, number: int) -> None:
+    torch.manual_seed(number)
+    one, z = block(context, hidden), torch.randn(rows, tokens, hidden)
+    marks = None if real == 1.0 else torch.rand(rows, tokens) < real
+    if marks is not None:
+        z[~marks] = float("nan")
+    with torch.no_grad(), calls() as made:
+        with passes.passing(passes.Pass(real=marks, core=True)):
+            found = one(z)
+        with passes.passing(passes.Pass(real=marks)):
+            expected = one(z)
+    assert made == [context]
+    assert torch.allclose(found, expected, **CLOSE)
+    assert marks is None or not found[~marks].any()
+
+
+@pytest.mark.parametrize("kind", ["BertModel", "LlamaForCausalLM", "ViTModel", "Gemma3ForCausalLM"])
+def test_a_whole_model_answers_the_same(kind: str) -> None:
+    model = unified(kind)
+    given = inputs(model)
+    with torch.inference_mode(), calls() as made:
+        found = model(**given)[0]
+    with torch.no_grad(), without_the_core():
+        assert torch.allclose(model(**given)[0], found, **CLOSE)
+    assert len(made) == 2  # the layers of these models
+
+
+def test_generation_with_a_cache_goes_on_from_what_either_way_left() -> None:
+    model, ids = unified("LlamaForCausalLM"), words(3, 7)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    with calls() as made:
+        found = model.generate(ids, **options)
+    assert len(made) == 16 and set(made) == {"prefix"}
+    with without_the_core():
+        assert model.generate(ids, **options).tolist() == found.tolist()
+        with torch.no_grad():
+            begun = model(input_ids=ids, use_cache=True)
+    with torch.no_grad(), calls() as made:  # by tensor operations so far, by the core from here
+        after = model(input_ids=ids[:, :1], past_key_values=begun.past_key_values).logits[:, -1]
+        whole = model(input_ids=torch.cat([ids, ids[:, :1]], 1)).logits[:, -1]
+    assert len(made) == 4 and torch.allclose(after, whole, **CLOSE)
+
+
+@pytest.mark.parametrize("cache", ["static", "quantized", "dynamic"])
+def test_caches_of_every_kind_carry_the_sums(cache: str) -> None:
+    if cache == "quantized":
+        pytest.importorskip("optimum.quanto")
+    model, ids = unified("LlamaForCausalLM"), words(2, 5)
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), cache_implementation=cache, **options)
+    with without_the_core():
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), cache_implementation=cache, **options)
+    assert found.tolist() == expected.tolist()
+
+
+def test_the_core_is_left_alone_where_it_cannot_do_what_is_asked() -> None:
+    model, ids = unified("LlamaForCausalLM"), words(2, 6)
+    with calls() as made:
+        model(input_ids=ids).logits.sum().backward()  # gradients
+        with torch.no_grad(), moe.record():
+            model(input_ids=ids)  # all experts' weights are wanted
+        seen: list[Any] = []
+        routers = [part for part in model.modules() if isinstance(part, Router)]
+        handles = [router.register_forward_hook(lambda *arguments: seen.append(arguments[2])) for router in routers]
+        with torch.no_grad():
+            model(input_ids=ids)  # and so here
+        assert [weights.shape for weights in seen] == [(2, 6, 3)] * 2
+        for handle in handles:
+            handle.remove()
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            model(input_ids=ids)
+        with torch.no_grad():
+            model(
+                input_ids=ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]).expand(2, -1), use_cache=False
+            )  # packed
+            unified("LlamaForCausalLM", top_k=2)(input_ids=ids)
+            unified("LlamaForCausalLM").to(torch.bfloat16)(input_ids=ids)
+            unified("LlamaForCausalLM").double()(input_ids=ids)
+    assert made == []
+    with torch.no_grad(), calls() as made:
+        model(input_ids=ids)
+    assert len(made) == 2
+
+
+def test_experts_of_another_precision_than_their_input() -> None:
+    class Halved(torch.nn.Linear):
+        def forward(self, input: Any) -> Any:
+            return super().forward(input).to(torch.bfloat16)
+
+    one = block("none")
+    one.experts = torch.nn.ModuleList([Halved(24, 24) for _ in range(4)])
+    z = torch.randn(3, 5, 24)
+    for some in (z, z[:1, :1]):
+        with torch.no_grad(), passes.passing(passes.Pass(core=True)):
+            found = one(some)
+        with torch.no_grad():
+            assert torch.allclose(found.float(), one(some).float(), atol=1e-2)
+
+
+def test_inputs_in_another_order_in_memory() -> None:
+    one, z = block("sequence"), torch.randn(24, 5, 3).permute(2, 1, 0)
+    with torch.no_grad(), passes.passing(passes.Pass(core=True)):
+        found = one(z)
+    with torch.no_grad():
+        assert torch.allclose(found, one(z), **CLOSE)
+
+
+def test_the_core_refuses_what_does_not_fit_and_does_not_die() -> None:
+    core: Any = dispatch._core()
+    z, vectors = torch.randn(6, 8).numpy(), torch.randn(3, 8).numpy()
+    for wrong in (
+        (z, vectors, 0, 3, "none", 0.0), (z, vectors, 7, 3, "none", 0.0), (z, vectors, 8, 4, "none", 0.0),
+        (z, vectors, 8, 0, "none", 0.0), (z, vectors, 8, 3, "all", 0.0), (z, vectors[:0], 8, 3, "none", 0.0),
+        (z.T, vectors, 8, 3, "none", 0.0), (z, vectors, 8, 3, "none", 0.0, torch.ones(5, dtype=torch.uint8).numpy()),
+        (z, vectors, 8, 3, "prefix", 0.0, None, torch.zeros(7).numpy()),
+    ):  # fmt: skip
+        with pytest.raises(core.EngineError):
+            core.choose_experts(*wrong)
+    routed = core.choose_experts(z, vectors, 8, 3, "none", 0.0)
+    result = torch.zeros(6, 8)
+    half = result[:3].numpy()
+    for parts, width, out in (
+        ([z], 8, result[:5].numpy()), ([z[:5]], 8, result.numpy()), ([z], 0, result.numpy()), ([z, z], 8, z),
+        ([half, half], 8, result.numpy()), ([z], 8, result.T.numpy()),
+    ):  # fmt: skip
+        with pytest.raises(core.EngineError):
+            routed.gather(parts, width, out)
+    frozen = result.numpy()
+    frozen.flags.writeable = False
+    with pytest.raises(core.EngineError):
+        routed.scale(frozen, 8)
+    assert not result.any()
+
+
+def test_a_router_of_a_model_on_another_device_or_shape_is_refused_as_before() -> None:
+    router = Router(8, 3, "sequence", layer=0)
+    with torch.no_grad(), passes.passing(passes.Pass(core=True, real=torch.ones(2, 5, dtype=torch.bool))):
+        with pytest.raises(moe.passes.InvalidParameter, match="were expected"):
+            router.choose(torch.randn(2, 4, 8), 1)
+        with pytest.raises(moe.passes.InvalidParameter, match="were expected"):
+            router.choose(torch.randn(10, 8), 1)
