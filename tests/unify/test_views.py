@@ -57,6 +57,25 @@ def test_block_inputs_are_means_over_real_tokens():
     assert np.allclose(whole, one_by_one, atol=1e-5)
 
 
+def test_nothing_is_computed_behind_the_last_block_that_is_wanted():
+    seed, runs = vision(), []
+    last = find(seed.model)[-1]
+    handle = getattr(last.owner, last.name).register_forward_hook(lambda *_: runs.append(1))
+    views.view(seed, images(5))
+    views.block_inputs(seed, images(5))
+    handle.remove()
+    assert runs == []
+
+
+def test_both_parts_of_a_decoder_s_rows_are_made_in_one_pass():
+    seed, texts, runs = decoder(), _texts(7), []
+    handle = seed.model.register_forward_pre_hook(lambda *_: runs.append(1))
+    _, rows = views.view(seed, texts)
+    handle.remove()
+    assert len(runs) == 1
+    assert np.allclose(rows[:, seed.hidden :] * 2**0.5, seed.vectors(texts), atol=1e-6)
+
+
 def test_hooks_go_when_the_model_fails():
     seed = encoder()
     broken = replace(seed, model=seed.fresh_model())

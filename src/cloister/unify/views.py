@@ -14,6 +14,7 @@ Measured by the figures of `cloister bench unify`: docs/unify-selection.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,9 +79,8 @@ def _table(seed: Seed, examples: Examples, look: Look, batch: int, progress: Pro
     """(examples, parts, hidden): the early block inputs, and for "both" the last states' vectors behind them."""
     layers = _early(seed)
     table = np.empty((len(examples), len(layers) + (look == "both"), seed.hidden), dtype=np.float32)
-    block_inputs(seed, examples, layers=layers, batch=batch, progress=progress, out=table[:, : len(layers)])
-    if look == "both":
-        table[:, -1] = seed.vectors(examples, batch=batch, progress=progress)
+    last = table[:, -1] if look == "both" else None
+    block_inputs(seed, examples, layers=layers, batch=batch, progress=progress, out=table[:, : len(layers)], last=last)
     return table
 
 
@@ -99,6 +99,10 @@ def _early(seed: Seed) -> tuple[int, ...]:
     return tuple(sorted({0, (len(find(seed.model)) - 1) // 2}))
 
 
+class _Enough(Exception):
+    """The last block that is wanted has been reached."""
+
+
 def block_inputs(
     seed: Seed,
     examples: Examples,
@@ -107,10 +111,12 @@ def block_inputs(
     batch: int = 64,
     progress: Progress = SILENT,
     out: Vectors | None = None,
+    last: Vectors | None = None,
 ) -> Vectors:
     """(examples, layers, hidden): for feed-forward blocks of the *seed* the mean of their inputs over real tokens.
 
-    `out`: where to put it, if there is a place already.
+    `out`: where to put it, if there is a place already. `last`: where to put the examples' vectors too; without it
+    nothing is computed behind the last of these blocks.
     """
     import torch
 
@@ -120,12 +126,15 @@ def block_inputs(
     wanted = range(len(blocks)) if layers is None else layers
     found = np.empty((len(examples), len(wanted), seed.hidden), dtype=np.float32) if out is None else out
     now: dict[str, Any] = {}
+    final = max(range(len(wanted)), key=wanted.__getitem__)  # the place of the last block
 
     def keep(place: int) -> Any:
         def hook(module: Any, args: tuple[torch.Tensor, ...]) -> None:
             z, real = args[0], now["real"]
             mean = z.mean(1) if real is None else (z * real).sum(1) / real.sum(1).clamp(min=1)
             found[now["rows"], place] = mean.float().numpy()
+            if last is None and place == final:
+                raise _Enough
 
         return hook
 
@@ -139,7 +148,10 @@ def block_inputs(
                 given = seed.batch(examples.some(rows))
                 mask = given.get("attention_mask")
                 now.update(rows=rows, real=None if mask is None else mask[..., None].float())
-                pooled(seed.model, given, seed.kind)
+                with suppress(_Enough):
+                    vectors = pooled(seed.model, given, seed.kind)
+                    if last is not None:
+                        last[rows] = vectors.numpy()
                 task.advance(len(rows))
     finally:
         for handle in handles:
