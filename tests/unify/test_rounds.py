@@ -273,6 +273,23 @@ def test_a_deadline_of_ones_own(parties: Parties) -> None:
     assert round_.receive(parties.contribute("ada"))[1].stage == "received"
 
 
+def test_why_an_owner_was_refused_is_told_until_it_is_received(parties: Parties) -> None:
+    round_ = parties.begin()
+    made = {name: parties.contribute(name) for name in ("ada", "ben")}
+    for folder in made.values():
+        (folder / "expert.safetensors").write_bytes(b"spoilt")
+    reasons = round_.receive(made["ada"])[1].reasons
+    assert reasons and round_.receive(made["ben"])[1].stage == "refused"
+    for _ in range(2):
+        assert reasons[0] in " ".join(round_.receive(made["ada"], at=later())[1].reasons)
+    round_.book.move("ben", "working", step="training")
+    assert round_.book.entry("ben").sentence().startswith("working (training), refused before: ")
+    round_.book.move("ben", "uploading", done=1, total=2)
+    assert reasons[0] in round_.book.entry("ben").sentence()
+    round_.standing(later())
+    assert round_.book.entry("ben").stage == "late" and reasons[0] in round_.book.entry("ben").sentence()
+
+
 # One more, one fewer --------------------------------------------------------------------------------------------------
 
 

@@ -213,7 +213,9 @@ class Coordinator:
             why = (
                 f"it came at {_told(came)}, the deadline was {_told(deadline)}; `cloister unify add` gives another one"
             )
-            self.book.move(name, "late", reasons=(why,))
+            old = self.book.entry(name)
+            known = f"it was {old.sentence()}" if old.stage != "late" and old.reasons else ""
+            self.book.move(name, "late", reasons=(why, known) if known else (why, *old.reasons[1:]))
             return name, self.book.entry(name)
         own = self.folder / INBOX / name / "contribution"
         try:

@@ -28,6 +28,7 @@ _MOST = 16 << 20
 
 Stage = Literal["invited", "working", "uploading", "received", "refused", "late", "left", "built"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
+AGAIN: tuple[Stage, ...] = ("working", "uploading")  # what a refused owner may become
 _NEXT: dict[Stage, frozenset[Stage]] = {
     "invited": frozenset({"working", "uploading", "received", "refused", "late", "left"}),
     "working": frozenset({"invited", "uploading", "received", "refused", "late", "left"}),
@@ -82,19 +83,18 @@ class Entry:
     step: str = ""  # of `working`: which, in the owner's own file; that it stopped, in the coordinator's
     done: int = 0  # of `uploading`: chunks
     total: int = 0
-    reasons: tuple[str, ...] = ()  # of `refused` and `late`
+    reasons: tuple[str, ...] = ()  # of `refused` and `late`; while an owner tries again, why it was refused before
     digest: str = ""  # of the contribution that was received
     since: str = ""  # when this stage began
 
     def sentence(self) -> str:
         """The stage for people."""
-        if self.stage == "working" and self.step:
-            return f"working ({self.step})"
-        if self.stage == "uploading":
-            return f"uploading {self.done} of {self.total}"
-        if self.reasons:
-            return f"{self.stage}: " + "; ".join(self.reasons)
-        return self.stage
+        told = "; ".join(self.reasons)
+        if self.stage in AGAIN:
+            what = f"{self.stage} {self.done} of {self.total}" if self.stage == "uploading" else self.stage
+            what += f" ({self.step})" if self.step else ""
+            return f"{what}, refused before: {told}" if told else what
+        return f"{self.stage}: {told}" if told else self.stage
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,8 @@ class Book:
                 f"{name} is {old.stage!r} and cannot become {stage!r}.",
                 advice="`cloister unify status` shows where everybody stands.",
             )
+        if stage in AGAIN:
+            details = {"reasons": old.reasons if old.stage in ("refused", *AGAIN) else (), **details}
         since = old.since if stage == old.stage and old.since else now().isoformat()
         new = Entry(stage=stage, since=since, **{"digest": old.digest, **details})
         if new != old:
