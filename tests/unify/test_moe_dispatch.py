@@ -16,6 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from tiny_unified import inputs, unified, words  # noqa: E402
 
 import cloister.unify.moe as moe  # noqa: E402
+from cloister.errors import InvalidParameter  # noqa: E402
 from cloister.unify.moe import dispatch, passes  # noqa: E402
 from cloister.unify.moe.routing import RoutedFeedForward, Router  # noqa: E402
 
@@ -192,17 +193,121 @@ def test_the_core_refuses_what_does_not_fit_and_does_not_die() -> None:
     ):  # fmt: skip
         with pytest.raises(core.EngineError):
             routed.gather(parts, width, out)
-    frozen = result.numpy()
+    frozen = torch.zeros(6, 8).numpy()
     frozen.flags.writeable = False
     with pytest.raises(core.EngineError):
-        routed.scale(frozen, 8)
+        routed.gather([z], 8, frozen)
     assert not result.any()
 
 
-def test_a_router_of_a_model_on_another_device_or_shape_is_refused_as_before() -> None:
-    router = Router(8, 3, "sequence", layer=0)
+def test_a_block_refuses_another_shape_than_its_pass() -> None:
+    one = block("sequence")
     with torch.no_grad(), passes.passing(passes.Pass(core=True, real=torch.ones(2, 5, dtype=torch.bool))):
-        with pytest.raises(moe.passes.InvalidParameter, match="were expected"):
-            router.choose(torch.randn(2, 4, 8), 1)
-        with pytest.raises(moe.passes.InvalidParameter, match="were expected"):
-            router.choose(torch.randn(10, 8), 1)
+        for shape in ((2, 4, 24), (10, 24)):
+            with pytest.raises(InvalidParameter, match="were expected"):
+                one(torch.randn(*shape))
+        assert not one(torch.randn(2, 5, 24)[:, :, :]).isnan().any()
+    with torch.no_grad(), passes.passing(passes.Pass(core=True)):
+        assert one(torch.randn(0, 5, 24)).shape == (0, 5, 24)
+
+
+# ---- who looks on, and what they hold ---------------------------------------------------------------------------
+
+
+def agrees(one: RoutedFeedForward, z: Any, made: list[str], *, used: bool) -> None:
+    """Core and operations agree, and the core was asked or not."""
+    made.clear()
+    with torch.no_grad(), passes.passing(passes.Pass(core=True)):
+        found = one(z)
+    assert bool(made) == used
+    with torch.no_grad(), passes.passing(passes.Pass()):
+        assert torch.allclose(found, one(z), **CLOSE)
+
+
+def test_a_router_that_is_replaced_wrapped_or_kept_otherwise_is_asked_itself() -> None:
+    z = torch.randn(2, 5, 24)
+    with calls() as made:
+        agrees(block("sequence"), z, made, used=True)
+        one = block("sequence")
+        forward = one.router.forward
+        one.router.forward = lambda z: forward(z).flip(-1)  # as accelerate does to bring weights from elsewhere
+        agrees(one, z, made, used=False)
+
+        class Wrapped(torch.nn.Module):
+            def __init__(self, inner: Any):
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, z: Any) -> Any:
+                return self.inner(z).flip(-1)
+
+        one = block("sequence")
+        one.router = Wrapped(one.router)  # type: ignore[assignment]
+        agrees(one, z, made, used=False)
+        one = block("sequence")
+        torch.nn.utils.parametrize.register_parametrization(one.router, "vectors", torch.nn.Tanh())
+        agrees(one, z, made, used=False)
+        for dtype in (torch.bfloat16, torch.float16):
+            one = block("sequence")
+            one.router.vectors.data = one.router.vectors.data.to(dtype)
+            agrees(one, z, made, used=False)
+        one = block("sequence")
+        one.router.vectors.data = one.router.vectors.data.t().contiguous().t()
+        agrees(one, z, made, used=True)
+
+
+def test_gradients_asked_for_inside_a_pass_are_there() -> None:
+    one = block("sequence")
+    with torch.no_grad(), passes.passing(passes.Pass(core=True)), torch.enable_grad():
+        assert one(torch.randn(1, 5, 24)).requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_tracers_and_forward_differentiation_see_everything() -> None:
+    model, z = unified("ViTModel"), torch.randn(2, 3, 16, 16)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        traced = torch.jit.trace(model, (z,), strict=False, check_trace=False)
+        assert torch.allclose(traced(z)["last_hidden_state"], model(z).last_hidden_state, **CLOSE)
+    hooked: list[str] = []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda one, *_: hooked.append(type(one).__name__))
+    with torch.no_grad():
+        model(z)
+    handle.remove()
+    assert hooked.count("Router") == 2
+    from torch.autograd import forward_ad
+
+    with torch.no_grad(), forward_ad.dual_level(), calls() as made:
+        model(pixel_values=forward_ad.make_dual(z, torch.randn_like(z)))
+    assert made == []
+
+
+def test_outputs_that_others_hold_stay_as_they_are() -> None:
+    class Same(torch.nn.Identity):
+        pass
+
+    z = torch.randn(1, 6, 24)
+    for expert in (Same(), torch.nn.Linear(24, 24)):
+        one = block("sequence")
+        one.experts = torch.nn.ModuleList([expert] + [torch.nn.Linear(24, 24) for _ in range(3)])
+        one.router.vectors.data[0], one.router.vectors.data[1:] = z.mean((0, 1)), -z.mean((0, 1))
+        one.router.blend.data.fill_(20.0)  # type: ignore[union-attr]
+        held: list[Any] = []
+        expert.register_forward_hook(lambda _, given, output, held=held: held.append((output, output.clone())))
+        before = z.clone()
+        with torch.no_grad(), passes.passing(passes.Pass(core=True)):
+            one(z)
+        assert len(held) == 1 and torch.equal(*held[0]) and torch.equal(z, before)
+
+
+def test_other_defaults_of_precision_and_device_change_nothing() -> None:
+    model, ids = unified("BertModel"), words(3, 9)
+    with torch.no_grad():
+        expected = model(input_ids=ids).last_hidden_state
+        try:
+            torch.set_default_dtype(torch.float64)
+            assert torch.equal(model(input_ids=ids).last_hidden_state, expected)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        with torch.device("meta"):
+            assert torch.equal(model(input_ids=ids).last_hidden_state, expected)

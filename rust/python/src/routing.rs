@@ -109,11 +109,6 @@ impl Routed {
         numbers(py, &self.0.sums, f32::to_ne_bytes)
     }
 
-    /// Multiplies every token's row in place with its weight.
-    fn scale(&self, py: Python<'_>, mut rows: PyBuffer<f32>, width: usize) -> PyResult<()> {
-        self.0.scale(writable(py, &mut rows)?, width).map_err(bad)
-    }
-
     /// Writes the experts' outputs, each times its token's weight, where the tokens were: into `out`, [tokens, `width`].
     fn gather(&self, py: Python<'_>, parts: Vec<PyBuffer<f32>>, width: usize, mut out: PyBuffer<f32>) -> PyResult<()> {
         let (first, last) = (out.buf_ptr() as usize, out.buf_ptr() as usize + out.len_bytes());

@@ -95,22 +95,22 @@ impl Pass<'_> {
     }
 
     /// Adds a token's scores to a running sum, if it is real: the scores of padding may be anything.
-    fn add(&self, token: usize, sum: &mut [f32]) {
+    fn add(&self, token: usize, sum: &mut [f64]) {
         if self.is_real(token) {
             let (sums, count) = sum.split_at_mut(self.experts);
-            sums.iter_mut().zip(self.scores_of(token)).for_each(|(sum, score)| *sum += score);
+            sums.iter_mut().zip(self.scores_of(token)).for_each(|(sum, score)| *sum += f64::from(*score));
             count[0] += 1.0;
         }
     }
 }
 
 /// The best expert of one token and its weight: the softmax of the blended scores, of which only one is needed.
-fn best(scores: &[f32], sum: Option<&[f32]>, share: f32, blended: &mut [f32]) -> (usize, f32) {
+fn best(scores: &[f32], sum: Option<&[f64]>, share: f32, blended: &mut [f32]) -> (usize, f32) {
     blended.copy_from_slice(scores);
     if let Some((sums, count)) = sum.map(|sum| sum.split_at(scores.len())) {
         let count = count[0].max(1.0);
         for (score, sum) in blended.iter_mut().zip(sums) {
-            *score += share * (sum / count - *score);
+            *score += share * ((sum / count) as f32 - *score);
         }
     }
     let mut chosen = 0;
@@ -131,11 +131,15 @@ pub fn choose(pass: &Pass<'_>) -> Result<Choice, BadShape> {
     let mut chosen = vec![pass.experts; count]; // the expert behind the last: nobody
     let mut weights = vec![0.0; count];
     let mut sums = if pass.context == Context::Prefix { vec![0.0; count * wide] } else { Vec::new() };
-    let (mut sum, mut blended) = (vec![0.0; wide], vec![0.0; pass.experts]);
+    // In double precision: a long sequence of like scores would lose digits otherwise.
+    let (mut sum, mut blended) = (vec![0.0f64; wide], vec![0.0; pass.experts]);
     for sequence in 0..count / pass.tokens {
         let here = sequence * pass.tokens..(sequence + 1) * pass.tokens;
         match pass.earlier {
-            Some(earlier) => sum.copy_from_slice(&earlier[sequence * wide..][..wide]),
+            Some(earlier) => {
+                let own = &earlier[sequence * wide..][..wide];
+                sum.iter_mut().zip(own).for_each(|(sum, before)| *sum = f64::from(*before));
+            }
             None => sum.fill(0.0),
         }
         if pass.context == Context::Sequence {
@@ -144,7 +148,8 @@ pub fn choose(pass: &Pass<'_>) -> Result<Choice, BadShape> {
         for token in here {
             if pass.context == Context::Prefix {
                 pass.add(token, &mut sum);
-                sums[token * wide..][..wide].copy_from_slice(&sum);
+                let kept = &mut sums[token * wide..][..wide];
+                kept.iter_mut().zip(&sum).for_each(|(kept, sum)| *kept = *sum as f32);
             }
             if pass.is_real(token) {
                 let seen = (pass.context != Context::None).then_some(&sum[..]);
@@ -177,17 +182,6 @@ fn sorted(chosen: &[usize], experts: usize) -> (Vec<usize>, Vec<i64>) {
 }
 
 impl Choice {
-    /// Multiplies every token's row of `width` numbers with its weight.
-    pub fn scale(&self, rows: &mut [f32], width: usize) -> Result<(), BadShape> {
-        if width == 0 || Some(rows.len()) != self.weights.len().checked_mul(width) {
-            return Err(BadShape("one row a token is needed"));
-        }
-        for (row, weight) in rows.chunks_exact_mut(width).zip(&self.weights) {
-            row.iter_mut().for_each(|number| *number *= weight);
-        }
-        Ok(())
-    }
-
     /// Puts the experts' outputs back where their tokens were, each times its weight. `parts` are the outputs expert
     /// after expert, each of rows of `width` numbers; `out` has a row for every token, zero for padding.
     pub fn gather(&self, parts: &[&[f32]], width: usize, out: &mut [f32]) -> Result<(), BadShape> {

@@ -243,18 +243,19 @@ def _kind(config: Any) -> SeedKind:
 
 
 def _whole(loader: Any, where: str, options: dict[str, Any]) -> Any:
-    """The model with every weight from the checkpoint. What is not there would be drawn at random, so that no two
-    owners had the same seed; a pooler, which nobody here asks, is left out instead."""
+    """The model with every weight from the checkpoint. What is not there transformers draws at random, so that no two
+    owners had the same seed. A pooler, which nobody here asks, is zero then: the same for everybody, and there for
+    those who load the unified model. Any other weight must be there."""
     model, told = loader.from_pretrained(where, output_loading_info=True, **options)
-    missing = sorted(told["missing_keys"])
-    if missing and all("pooler." in name for name in missing):
-        model, told = loader.from_pretrained(where, output_loading_info=True, add_pooling_layer=False, **options)
-        missing = sorted(told["missing_keys"])
-    if missing:
+    poolers = {name for name in told["missing_keys"] if "pooler." in name}
+    if missing := sorted(set(told["missing_keys"]) - poolers):
         raise BrokenCheckpoint(
             f"{where} cannot be a seed: it has no weights for {missing[0]} ({len(missing)} tensors are missing).",
             advice="Give a whole checkpoint: missing weights would be random, and different for every owner.",
         )
+    with torch.no_grad():
+        for name in poolers:
+            model.get_parameter(name).zero_()
     return model
 
 

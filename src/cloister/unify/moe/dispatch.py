@@ -76,18 +76,15 @@ class CoreChoice:
         return self.as_tensors().parts(rows)
 
     def scaled(self, output: Tensor) -> Tensor:
-        """See `Choice`; writes into the output, which is nobody else's."""
-        if not fits_core(output) or not output.is_contiguous():
-            return self.as_tensors().scaled(output)
-        self.routed.scale(output.numpy(), output.shape[1])
-        return output
+        """See `Choice`."""
+        return self.gathered([output])  # in the tokens' own order already
 
     def gathered(self, outputs: Sequence[Tensor]) -> Tensor:
-        """See `Choice`."""
+        """See `Choice`. The result is new memory: somebody may still hold the outputs."""
         if not all(fits_core(one) for one in outputs):
             return self.as_tensors().gathered(outputs)
         arrays = [one.contiguous().numpy() for one in outputs]
-        result = torch.empty(self.routed.tokens, outputs[0].shape[1])
+        result = outputs[0].new_empty(self.routed.tokens, outputs[0].shape[1])
         self.routed.gather(arrays, result.shape[1], result.numpy())
         return result
 
@@ -115,15 +112,26 @@ def by_core(
     before = None if earlier is None else earlier.float().contiguous().numpy()
     _, tokens, hidden = z.shape
     rows = z.contiguous().numpy()
-    return CoreChoice(_core().choose_experts(rows, vectors.numpy(), hidden, tokens, context, blend, marks, before))
+    return CoreChoice(
+        _core().choose_experts(rows, vectors.contiguous().numpy(), hidden, tokens, context, blend, marks, before)
+    )
 
 
 def core_is_free() -> bool:
-    """Whether the Rust core is here and may compute in this pass: nobody asks for gradients, for another precision, or
-    traces what is done."""
+    """Whether the Rust core is here and nobody looks on who would not see what it does: a tracer, forward
+    differentiation, hooks on all modules, or what `wants_operations` names."""
     return not (
-        torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or _core() is None
+        _core() is None
+        or torch.jit.is_tracing()  # type: ignore[no-untyped-call, attr-defined]
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch.nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+        or wants_operations()
     )
+
+
+def wants_operations() -> bool:
+    """Whether gradients, another precision or a compiled graph are asked for. That may change within a pass."""
+    return torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
 
 
 def fits_core(tensor: Tensor) -> bool:

@@ -46,25 +46,21 @@ class Router(nn.Module):
                 return self._weights(z)
         return self._weights(z)
 
-    def choose(self, z: Tensor, top_k: int) -> dispatch.Choice | dispatch.CoreChoice:
-        """The experts of every token of z [batch, tokens, hidden]; padding gets none."""
-        details = passes.current()
-        real = details.real_of(z)
-        watched = self._forward_hooks or self._forward_pre_hooks  # by somebody who wants all experts' weights
-        if top_k == 1 and details.core and not watched and dispatch.fits_core(z) and z.shape[1]:
-            return self._choose_in_core(z, real, details)
-        return dispatch.by_weights(self(z).flatten(0, 1), top_k, None if real is None else real.flatten())
-
-    def _choose_in_core(self, z: Tensor, real: Tensor | None, details: passes.Pass) -> dispatch.CoreChoice:
-        context, earlier = self.context, None
-        cached = context == "prefix" and details.cache is not None
+    def in_core(self, z: Tensor, real: Tensor | None, details: passes.Pass) -> dispatch.CoreChoice | None:
+        """The expert of every token by the Rust core, padding excepted; None where `forward` must be called: for
+        gradients, in another precision, or because somebody watches or replaces it."""
+        own = self._parameters  # not as attributes: those are searched for, and this is called for every layer
+        kept, blend = own.get("vectors"), own.get("blend")
+        watched = self._forward_hooks or self._forward_pre_hooks or "forward" in self.__dict__
+        if watched or kept is None or (blend is None) != (self.context == "none") or not z.numel():
+            return None
+        vectors = kept.detach()
+        if not dispatch.fits_core(z) or not dispatch.fits_core(vectors):
+            return None
+        cached, earlier = details.cache is not None and self.context == "prefix", None
         if cached:
             earlier = passes.earlier(details.cache, self.layer, details.layers)
-        own = self._parameters  # not as attributes: those are searched for, and this is called for every layer
-        vectors, blend = own["vectors"], own["blend"]
-        assert vectors is not None
-        before = 0.0 if blend is None else blend.item()
-        choice = dispatch.by_core(z, vectors.detach(), context, before, real, earlier)
+        choice = dispatch.by_core(z, vectors, self.context, 0.0 if blend is None else blend.item(), real, earlier)
         if cached:
             sums = torch.frombuffer(choice.routed.sums(), dtype=torch.float32).view(*z.shape[:2], -1)
             passes.keep(sums, details.cache, self.layer, details.layers)
@@ -149,10 +145,19 @@ class RoutedFeedForward(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """The weighted sum of the chosen experts' outputs; z is [batch, tokens, hidden]."""
-        rows, choice = z.flatten(0, 1), self.router.choose(z, self.top_k)
+        rows, choice = z.flatten(0, 1), self._choice(z)
         experts = list(self.experts)  # once: looking one up takes longer than the list
         if (alone := choice.alone) is not None:
             return choice.scaled(products.applied(experts[alone], rows)).view_as(z)
         parts = choice.parts(rows)
         outputs = [products.applied(e, part) for e, part in zip(experts, parts, strict=True) if len(part)]
         return choice.gathered(outputs).view_as(z) if outputs else torch.zeros_like(z)
+
+    def _choice(self, z: Tensor) -> dispatch.Choice | dispatch.CoreChoice:
+        details, router = passes.current(), self.router
+        real, choice = details.real_of(z), None
+        if details.core and self.top_k == 1 and type(router) is Router and not dispatch.wants_operations():
+            choice = router.in_core(z, real, details)
+        if choice is not None:
+            return choice
+        return dispatch.by_weights(router(z).flatten(0, 1), self.top_k, None if real is None else real.flatten())
