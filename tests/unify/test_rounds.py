@@ -288,6 +288,7 @@ def test_why_an_owner_was_refused_is_told_until_it_is_received(parties: Parties)
     assert reasons[0] in round_.book.entry("ben").sentence()
     round_.standing(later())
     assert round_.book.entry("ben").stage == "late" and reasons[0] in round_.book.entry("ben").sentence()
+    assert reasons[0] in " ".join(round_.receive(made["ben"], at=later())[1].reasons)
 
 
 # One more, one fewer --------------------------------------------------------------------------------------------------

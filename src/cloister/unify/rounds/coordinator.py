@@ -34,6 +34,7 @@ from .state import STATE, Book, Entry, State, now
 from .steps import Received, Shapes, Steps, right_public
 
 INVITATION, RECEIVED, INBOX, WORK = "invitation", "received", "inbox", "work"
+WAS = "it was "  # begins a reason of being late: where the owner stood, and why it had been refused if it had
 
 
 @dataclass(frozen=True)
@@ -214,8 +215,8 @@ class Coordinator:
                 f"it came at {_told(came)}, the deadline was {_told(deadline)}; `cloister unify add` gives another one"
             )
             old = self.book.entry(name)
-            known = f"it was {old.sentence()}" if old.stage != "late" and old.reasons else ""
-            self.book.move(name, "late", reasons=(why, known) if known else (why, *old.reasons[1:]))
+            before = old.reasons if old.stage == "late" else (WAS + old.sentence(),) if old.reasons else ()
+            self.book.move(name, "late", reasons=(why, *(one for one in before if one.startswith(WAS))))
             return name, self.book.entry(name)
         own = self.folder / INBOX / name / "contribution"
         try:
@@ -300,7 +301,7 @@ class Coordinator:
     def _late(self, name: str) -> None:
         """Its deadline is over. What it was doing then is what its people will ask."""
         old = self.book.entry(name)
-        why = {"invited": "nothing came", "late": ""}.get(old.stage, f"it was {old.sentence()}")
+        why = {"invited": "nothing came", "late": ""}.get(old.stage, WAS + old.sentence())
         if why:
             self.book.move(name, "late", reasons=(why,))
 
