@@ -26,13 +26,6 @@ CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 2e-5}
 
 
 @contextmanager
-def without_the_core() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "_core", lambda: None)
-        yield
-
-
-@contextmanager
 def calls() -> Iterator[list[str]]:
     """The contexts with which the core was asked inside."""
     made: list[str] = []
@@ -86,7 +79,7 @@ def test_a_whole_model_answers_the_same(kind: str) -> None:
     given = inputs(model)
     with torch.inference_mode(), calls() as made:
         found = model(**given)[0]
-    with torch.no_grad(), without_the_core():
+    with torch.no_grad(), dispatch.by_operations():
         assert torch.allclose(model(**given)[0], found, **CLOSE)
     assert len(made) == 2  # the layers of these models
 
@@ -99,7 +92,7 @@ def test_generation_with_a_cache_goes_on_from_what_either_way_left() -> None:
     with calls() as made:
         found = model.generate(ids, **options)
     assert len(made) == 16 and set(made) == {"prefix"}
-    with without_the_core():
+    with dispatch.by_operations():
         assert model.generate(ids, **options).tolist() == found.tolist()
         with torch.no_grad():
             begun = model(input_ids=ids, use_cache=True)
@@ -113,12 +106,18 @@ def test_generation_with_a_cache_goes_on_from_what_either_way_left() -> None:
 def test_caches_of_every_kind_carry_the_sums(cache: str) -> None:
     if cache == "quantized":
         pytest.importorskip("optimum.quanto")
-    model, ids = unified("LlamaForCausalLM"), words(2, 5)
-    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), cache_implementation=cache, **options)
-    with without_the_core():
-        expected = model.generate(ids, attention_mask=torch.ones_like(ids), cache_implementation=cache, **options)
-    assert found.tolist() == expected.tolist()
+    model, ids = unified("LlamaForCausalLM"), words(2, 8)
+    options: dict[str, Any] = {
+        "attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0,
+        "cache_implementation": cache,
+    }  # fmt: skip
+    if cache == "quantized":
+        options["cache_config"] = {"backend": "quanto", "nbits": 4, "q_group_size": 16, "residual_length": 4}
+    with calls() as made:
+        found = model.generate(ids, **options)
+    assert len(made) == 12
+    with dispatch.by_operations():
+        assert model.generate(ids, **options).tolist() == found.tolist()
 
 
 def test_the_core_is_left_alone_where_it_cannot_do_what_is_asked() -> None:

@@ -49,24 +49,26 @@ pub fn bits(py: Python<'_>, buffer: &PyBuffer<u8>) -> PyResult<Vec<u8>> {
     Ok(values)
 }
 
-/// 64-bit words as bytes.
-pub fn words<'py>(py: Python<'py>, values: &[u64]) -> PyResult<Bound<'py, PyByteArray>> {
-    PyByteArray::new_with(py, values.len() * 8, |out| {
-        for (chunk, value) in out.chunks_exact_mut(8).zip(values) {
-            chunk.copy_from_slice(&value.to_ne_bytes());
-        }
+/// Numbers as bytes, each by its `to_ne_bytes`.
+pub fn numbers<'py, const WIDE: usize, T: Copy>(
+    py: Python<'py>,
+    values: &[T],
+    bytes: impl Fn(T) -> [u8; WIDE],
+) -> PyResult<Bound<'py, PyByteArray>> {
+    PyByteArray::new_with(py, values.len() * WIDE, |out| {
+        out.chunks_exact_mut(WIDE).zip(values).for_each(|(to, value)| to.copy_from_slice(&bytes(*value)));
         Ok(())
     })
 }
 
+/// 64-bit words as bytes.
+pub fn words<'py>(py: Python<'py>, values: &[u64]) -> PyResult<Bound<'py, PyByteArray>> {
+    numbers(py, values, u64::to_ne_bytes)
+}
+
 /// Signed 64-bit words as bytes.
 pub fn signed<'py>(py: Python<'py>, values: &[i64]) -> PyResult<Bound<'py, PyByteArray>> {
-    PyByteArray::new_with(py, values.len() * 8, |out| {
-        for (chunk, value) in out.chunks_exact_mut(8).zip(values) {
-            chunk.copy_from_slice(&value.to_ne_bytes());
-        }
-        Ok(())
-    })
+    numbers(py, values, i64::to_ne_bytes)
 }
 
 /// Bits as bytes.

@@ -1,6 +1,6 @@
-//! Routing for Python: a pass's scores in, each token's expert out.
+//! Routing for Python: a block's inputs in, each token's expert out.
 
-use crate::convert::view;
+use crate::convert::{numbers, signed, view};
 use crate::error::raise;
 use cloister_core::Error;
 use cloister_routing::{BadShape, Choice, Context, Pass};
@@ -10,18 +10,6 @@ use pyo3::types::PyByteArray;
 
 fn bad(error: BadShape) -> PyErr {
     raise(Error::BadArgument(error.to_string()))
-}
-
-/// Numbers as bytes.
-fn numbers<'py, const WIDE: usize, T: Copy>(
-    py: Python<'py>,
-    values: &[T],
-    bytes: impl Fn(T) -> [u8; WIDE],
-) -> PyResult<Bound<'py, PyByteArray>> {
-    PyByteArray::new_with(py, values.len() * WIDE, |out| {
-        out.chunks_exact_mut(WIDE).zip(values).for_each(|(to, value)| to.copy_from_slice(&bytes(*value)));
-        Ok(())
-    })
 }
 
 /// The numbers of an array that is to be written, for as long as the interpreter lock is held.
@@ -96,7 +84,7 @@ impl Routed {
 
     /// Tokens sorted by expert, padding at the end: 64-bit numbers.
     fn order<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
-        numbers(py, &self.0.order, i64::to_ne_bytes)
+        signed(py, &self.0.order)
     }
 
     /// The weight of each token's expert: single precision.

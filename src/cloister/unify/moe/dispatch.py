@@ -10,7 +10,9 @@ nothing is missing but that time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -66,6 +68,10 @@ class CoreChoice:
         self.routed = routed
         self.alone: int | None = routed.alone
 
+    def sums(self, batch: int) -> Tensor:
+        """The running sums of a prefix [batch, tokens, experts + 1]."""
+        return torch.frombuffer(self.routed.sums(), dtype=torch.float32).view(batch, self.routed.tokens // batch, -1)
+
     def as_tensors(self) -> Choice:
         """For outputs that the core cannot read."""
         order = torch.frombuffer(self.routed.order(), dtype=torch.int64)
@@ -117,11 +123,25 @@ def by_core(
     )
 
 
+_left_alone: ContextVar[bool] = ContextVar("cloister_core_left_alone", default=False)
+
+
+@contextmanager
+def by_operations() -> Iterator[None]:
+    """Passes inside take the tensor operations, whether the core is here or not: to compare."""
+    token = _left_alone.set(True)
+    try:
+        yield
+    finally:
+        _left_alone.reset(token)
+
+
 def core_is_free() -> bool:
     """Whether the Rust core is here and nobody looks on who would not see what it does: a tracer, forward
     differentiation, hooks on all modules, or what `wants_operations` names."""
     return not (
         _core() is None
+        or _left_alone.get()
         or torch.jit.is_tracing()  # type: ignore[no-untyped-call, attr-defined]
         or torch.autograd.forward_ad._current_level >= 0
         or torch.nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]

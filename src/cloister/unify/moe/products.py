@@ -8,11 +8,14 @@ told to compute the transposed product, if the matrix is large; for fewer, more,
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from . import dispatch
 
 FEWEST, MOST = 8, 64  # rows
 NARROWEST = 384  # numbers a row
@@ -31,11 +34,12 @@ class _Turned(TorchFunctionMode):
 
 def applied(expert: nn.Module, rows: Tensor) -> Tensor:
     """The expert's output for these tokens [tokens, hidden]."""
-    if not FEWEST <= rows.shape[0] <= MOST or rows.shape[1] < NARROWEST or rows.dtype != torch.float32:
+    turned = (
+        FEWEST <= rows.shape[0] <= MOST
+        and rows.shape[1] >= NARROWEST
+        and dispatch.fits_core(rows)
+        and not dispatch.wants_operations()
+    )
+    with _Turned() if turned else nullcontext():
         result: Tensor = expert(rows)
-    elif rows.device.type != "cpu" or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-        result = expert(rows)
-    else:
-        with _Turned():
-            result = expert(rows)
     return result

@@ -62,8 +62,7 @@ class Router(nn.Module):
             earlier = passes.earlier(details.cache, self.layer, details.layers)
         choice = dispatch.by_core(z, vectors, self.context, 0.0 if blend is None else blend.item(), real, earlier)
         if cached:
-            sums = torch.frombuffer(choice.routed.sums(), dtype=torch.float32).view(*z.shape[:2], -1)
-            passes.keep(sums, details.cache, self.layer, details.layers)
+            passes.keep(choice.sums(z.shape[0]), details.cache, self.layer, details.layers)
         return choice
 
     def _weights(self, z: Tensor) -> Tensor:
