@@ -113,6 +113,29 @@ def _spread(model: Any, batches: list[Batch]) -> tuple[float, float]:
     return float(used), float(torch.stack([load.max() / load.sum() for load in loads]).mean())
 
 
+def _core(name: str, trial: Trial, run: Callable[[Any], object], what: str, *, pairs: int) -> Row:
+    """What the Rust core saves a router: the same model by tensor operations, and with the core."""
+    import torch
+
+    from cloister.unify.moe import dispatch
+
+    def by_operations() -> None:
+        with dispatch.by_operations():
+            run(trial.unified)
+
+    with torch.inference_mode():
+        if not dispatch.core_is_free():
+            return Row.failed(name, "times one with the Rust core", "the Rust core is not installed here")
+        found = timing.compare(by_operations, lambda: run(trial.unified), pairs=pairs)
+    return Row.measured(
+        name, found.ratio, "times one with the Rust core", spread=found.spread, at_most=False,
+        baseline="the unified model with the Rust core",
+        note=f"{what}: the router by tensor operations {1e3 * found.a_median:.1f} ms, by the core "
+        f"{1e3 * found.b_median:.1f} ms",
+        figures={"operations_seconds": found.a_median, "core_seconds": found.b_median},
+    )  # fmt: skip
+
+
 def _btm(name: str, trial: Trial, seed: Any, batch: Batch, *, pairs: int) -> Row:
     """What BTM costs: every expert answers every batch."""
     import torch
@@ -223,6 +246,11 @@ def _decoder(options: Options) -> list[Row]:
     rows.append(_row(f"inference-prompt-mixed-{size}", trial, [mixed], what, pairs=pairs))
     for many in (1, size):
         rows.append(_decoding(f"inference-decoding-{many}", trial, prompts(1, many, 16), count, pairs=pairs))
+    one = prompts(1, 1, 16)
+    what = f"{kind}, {count} tokens after 16 of one sequence"
+    rows.append(
+        _core("inference-decoding-core", trial, lambda m: m.generate(**one, **_wanted(count)), what, pairs=pairs)
+    )
     mixed = _together([prompts(i % EXPERTS, 1, 16) for i in range(size)])
     return [*rows, _decoding(f"inference-decoding-mixed-{size}", trial, mixed, count, pairs=pairs)]
 
@@ -233,10 +261,14 @@ def _together(batches: Sequence[Batch]) -> Batch:
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
+def _wanted(count: int) -> Batch:
+    return {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+
+
 def _decoding(name: str, trial: Trial, batch: Batch, count: int, *, pairs: int) -> Row:
     import torch
 
-    wanted: Batch = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    wanted = _wanted(count)
     with torch.inference_mode():
         found = timing.compare(
             lambda: trial.unified.generate(**batch, **wanted), lambda: trial.dense.generate(**batch, **wanted),
@@ -277,6 +309,9 @@ def _vision(options: Options) -> list[Row]:
         if size > 1:
             mixed = _together([images(i % EXPERTS, 1) for i in range(size)])
             rows.append(_row(f"inference-vision-mixed-{size}", trial, [mixed], f"{what}, of all owners", pairs=pairs))
+    alone = images(1, 1)
+    what = "a ViT of hidden size 192, one image"
+    rows.append(_core("inference-vision-core", trial, lambda m: m(**alone), what, pairs=pairs))
     _route(trial.unified, None, blend=0.3)
     batch = images(1, 2 if options.quick else 16)
     what = f"a ViT of hidden size 192, {len(batch['pixel_values'])} images, a random router"
