@@ -181,8 +181,8 @@ def test_a_door_that_is_not_there_yet(tmp_path: Path) -> None:
 class Inner:
     """Stands for the SuperLink: an answer to every line that ends a request, over TLS or without."""
 
-    def __init__(self, folder: Path, *, tls: bool = True, host: str = "127.0.0.1") -> None:
-        self._host = host
+    def __init__(self, folder: Path, *, tls: bool = True, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._host, self.port = host, port
         self.certificate, key = certificates.ensure(folder, [])
         self.heard: Callable[[int], None] = lambda port: None
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if tls else None
@@ -201,7 +201,7 @@ class Inner:
 
     async def _serve(self) -> None:
         self._over = asyncio.Event()
-        server = await asyncio.start_server(self._come, self._host, 0, ssl=self._context)
+        server = await asyncio.start_server(self._come, self._host, self.port, ssl=self._context)
         self.port = int(server.sockets[0].getsockname()[1])
         self._ready.set()
         await self._over.wait()
@@ -264,6 +264,41 @@ def test_no_tls_no_answer(doorway: gate.Gate) -> None:
     line.sendall(b"POST /v1/fleet/activate-node HTTP/1.1\r\nhost: x\r\n\r\n")
     assert is_closed(line) and doorway.turned_away == 1
     line.close()
+
+
+def test_who_comes_before_the_superlink_listens_waits_for_it(tmp_path: Path, keys: dict[str, Key]) -> None:
+    """The gate's port opens first: an owner that comes between must not hear that nobody speaks TLS here."""
+    port = free_port()
+    early = gate.Gate("127.0.0.1", free_port(), port)
+    early.start()
+    certificate, _ = certificates.ensure(tmp_path / "tls", [])
+    heard: list[str] = []
+    address, context = f"localhost:{early._port}", node.trusting(certificate)
+    knocking = threading.Thread(target=lambda: heard.append(node.knock(address, keys["ada"], context)))
+    knocking.start()
+    time.sleep(0.5)
+    assert not heard and early._strangers
+    late = Inner(tmp_path / "tls", port=port)
+    knocking.join(10)
+    assert heard == ["ada"]
+    late.close()
+    early.stop()
+
+
+def test_who_waits_for_a_superlink_that_never_listens(
+    tmp_path: Path, keys: dict[str, Key], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "KNOWN_SECONDS", 0.3)
+    early = gate.Gate("127.0.0.1", free_port(), free_port())
+    early.start()
+    with socket.create_connection(("127.0.0.1", early._port)) as line:
+        line.sendall(b"\x16\x03\x01\x02\x00")
+        assert is_closed(line)
+    deadline = time.monotonic() + 5
+    while early._strangers and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not early._strangers
+    early.stop()
 
 
 def test_who_says_nothing_goes(doorway: gate.Gate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,10 +136,14 @@ class Gate:
         line.outer.transport.abort()
 
     async def _pass_on(self, line: _Line, reader: asyncio.StreamReader, first: bytes) -> None:
-        inner_reader, inner = await asyncio.open_connection("127.0.0.1", self._inner)
+        overdue = self._loop.call_later(KNOWN_SECONDS, self._overdue, line)
+        try:
+            inner_reader, inner = await self._inside(line)
+        except BaseException:
+            overdue.cancel()
+            raise
         port = inner.get_extra_info("sockname")[1]
         self._lines[port] = line
-        overdue = self._loop.call_later(KNOWN_SECONDS, self._overdue, line)
         inner.write(first)
         ways = {asyncio.create_task(_flow(reader, inner)), asyncio.create_task(_flow(inner_reader, line.outer))}
         try:
@@ -150,6 +154,16 @@ class Gate:
             overdue.cancel()
             del self._lines[port]
             inner.close()
+
+    async def _inside(self, line: _Line) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A way to the SuperLink, which listens a moment after the gate does: who comes between waits for it."""
+        while True:
+            try:
+                return await asyncio.open_connection("127.0.0.1", self._inner)
+            except ConnectionRefusedError:
+                if line.outer.is_closing():
+                    raise
+            await asyncio.sleep(0.05)
 
     def _overdue(self, line: _Line) -> None:
         if not line.owner:
