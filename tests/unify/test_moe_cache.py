@@ -123,6 +123,23 @@ def test_caches_that_cannot_carry_the_sums_are_refused() -> None:
         model(input_ids=ids, past_key_values=foreign)
 
 
+def test_a_pass_leaves_one_layer_behind_the_models_own() -> None:
+    model = unified()
+    cache = model(input_ids=words(2, 4), use_cache=True).past_key_values
+    layers, experts = model.config.num_hidden_layers, len(model.model.layers[0].mlp.experts)
+    assert len(cache.layers) == layers + 1
+    assert cache.layers[layers].keys.shape == (2, 1, 4, layers * (experts + 1))
+
+
+def test_a_block_that_is_passed_over_is_noticed() -> None:
+    model, ids = unified(), words(1, 4)
+    model.model.layers[0].mlp = torch.nn.Identity()
+    with torch.no_grad():
+        model(input_ids=ids, use_cache=False)
+        with pytest.raises(UnsupportedParameter, match="passed over"):
+            model(input_ids=ids, use_cache=True)
+
+
 def test_a_context_free_model_leaves_the_cache_as_it_is() -> None:
     model = unified(context="none")
     cache = model(input_ids=words(1, 4), use_cache=True).past_key_values

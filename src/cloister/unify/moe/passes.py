@@ -4,15 +4,16 @@ A forward pass of the whole model describes itself in a `Pass`. It lives in a co
 one model do not see each other's, and is set by hooks on the model's backbone, so that it is there however the backbone
 is called.
 
-The running sums of a causal router are kept in the KV cache, behind the model's own layers, as if they were keys of one
-head: one vector of (experts + 1) numbers a token. Whatever is done to a cache (reordering for beams, cropping,
-repeating, selecting rows) is so done to them too. A cache that cannot take such layers is refused.
+The running sums of causal routers are kept in the KV cache, in one layer behind the model's own, as if they were keys
+of one head: one vector of layers x (experts + 1) numbers a token, read when a pass begins and written when it ends.
+Whatever is done to a cache (reordering for beams, cropping, repeating, selecting rows) is so done to them too. A cache
+that cannot take such a layer is refused.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
@@ -44,8 +45,10 @@ class Pass:
 
     real: Tensor | None = None  # [batch, tokens] of this pass, true for real tokens; None: all are real
     starts: Tensor | None = None  # [batch, tokens], true where another sequence begins in a row; None: nowhere
-    cache: Any = None  # the KV cache, which also keeps the router's running sums
-    layers: int = 0  # the model's own layers in the cache, behind which the router's begin
+    cache: Any = None  # the KV cache, which also keeps the routers' running sums
+    layers: int = 0  # the model's own in the cache, behind which the sums lie; as many as there are routers
+    earlier: Sequence[Tensor] | None = None  # each router's sums before this pass: [batch, 1, experts + 1]
+    sums: dict[int, Tensor] = field(default_factory=dict)  # each router's in this pass: [batch, tokens, experts + 1]
     core: bool = False  # whether the Rust core may choose the experts
     routes: Routes | None = None  # where to note the router's weights
     owner: nn.Module | None = None
@@ -140,6 +143,7 @@ def _begin(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
                 kwargs = {**kwargs, "past_key_values": details.cache}
         if details.cache is not None:
             check_cache(details.cache, details.layers)
+            details.earlier = _earlier(details)
     if module.config.context == "none":
         details.real = tokens.padding(given)
     else:
@@ -153,6 +157,8 @@ def _end(module: nn.Module, args: Any, output: Any) -> None:
     details = _now.get()
     if details is not None and details.owner is module and details.token is not None:
         _now.reset(details.token)
+        if details.cache is not None and output is not None:  # None: the pass has failed
+            _keep(details)
 
 
 @cache
@@ -192,31 +198,39 @@ def check_cache(cache: Any, layers: int) -> None:
         )
 
 
-def earlier(cache: Any, layer: int, layers: int) -> Tensor | None:
-    """What the cache holds of the tokens before this pass: the last one's sums [batch, 1, numbers], if there is one."""
-    return _last(_kept(cache, layers + layer, layers))
+def _earlier(details: Pass) -> Sequence[Tensor] | None:
+    """What the cache holds of the tokens before this pass: each router's sums at the last of them, if there is one."""
+    held = details.cache.layers
+    last = _last(held[details.layers]) if len(held) > details.layers else None
+    return None if last is None else last.chunk(details.layers, dim=-1)
 
 
-def keep(sums: Tensor, cache: Any, layer: int, layers: int) -> None:
-    """Leave the sums of this pass's tokens [batch, tokens, numbers] in the cache for the next."""
-    entry = sums.unsqueeze(1)
-    _kept(cache, layers + layer, layers).update(entry, entry[..., :0])
+def _keep(details: Pass) -> None:
+    """Leave the sums of this pass's tokens in the cache for the next."""
+    found = [details.sums[layer] for layer in range(details.layers) if layer in details.sums]
+    if len(found) < details.layers:
+        raise UnsupportedParameter(
+            f"{details.layers - len(found)} of the model's {details.layers} routed blocks were passed over, and the "
+            "next tokens cannot go on without their sums.",
+            advice="Pass use_cache=False where layers are skipped.",
+            param="past_key_values",
+        )
+    entry = torch.cat([one.to(found[0].device) for one in found], -1).unsqueeze(1)
+    _layer_behind(details.cache.layers, details).update(entry, entry[..., :0])
 
 
-def _kept(cache: Any, index: int, layers: int) -> Any:
+def _layer_behind(held: list[Any], details: Pass) -> Any:
     from transformers.cache_utils import DynamicLayer, StaticLayer
 
-    held = cache.layers
-    while len(held) < layers:  # a cache that makes its layers when they are needed
-        held.append((cache.layer_class_to_replicate or DynamicLayer)())
-    while len(held) <= index:
+    while len(held) < details.layers:  # a cache that makes its layers when they are needed
+        held.append((details.cache.layer_class_to_replicate or DynamicLayer)())
+    if len(held) == details.layers:
         # a window shortens what attention looks back on, not the past that the router averages over
         longest = max(
-            (one.max_cache_len for one in held[:layers] if isinstance(one, StaticLayer) and not one.is_sliding),
-            default=0,
+            (one.max_cache_len for one in held if isinstance(one, StaticLayer) and not one.is_sliding), default=0
         )
         held.append(StaticLayer(max_cache_len=longest) if longest else DynamicLayer())
-    return held[index]
+    return held[details.layers]
 
 
 def _last(kept: Any) -> Tensor | None:

@@ -57,12 +57,10 @@ class Router(nn.Module):
         vectors = kept.detach()
         if not dispatch.fits_core(z) or not dispatch.fits_core(vectors):
             return None
-        cached, earlier = details.cache is not None and self.context == "prefix", None
-        if cached:
-            earlier = passes.earlier(details.cache, self.layer, details.layers)
+        earlier = None if details.earlier is None else details.earlier[self.layer]
         choice = dispatch.by_core(z, vectors, self.context, 0.0 if blend is None else blend.item(), real, earlier)
-        if cached:
-            passes.keep(choice.sums(z.shape[0]), details.cache, self.layer, details.layers)
+        if details.cache is not None:
+            details.sums[self.layer] = choice.sums(z.shape[0])
         return choice
 
     def _weights(self, z: Tensor) -> Tensor:
@@ -99,13 +97,12 @@ class Router(nn.Module):
             sums = sums.cumsum(1)
         if details.starts is not None:
             sums = sums - _before(sums, details.starts)
+        if details.earlier is not None:  # what came earlier does not count where another sequence has begun since
+            earlier = details.earlier[self.layer].to(sums)
+            going_on = 1 if details.starts is None else (details.starts.cumsum(1) == 0)[..., None]
+            sums = sums + earlier * going_on
         if details.cache is not None:
-            earlier = passes.earlier(details.cache, self.layer, details.layers)
-            if earlier is not None:  # what came earlier does not count where another sequence has begun since
-                earlier = earlier.to(sums.dtype)
-                going_on = 1 if details.starts is None else (details.starts.cumsum(1) == 0)[..., None]
-                sums = sums + earlier * going_on
-            passes.keep(sums, details.cache, self.layer, details.layers)
+            details.sums[self.layer] = sums
         return sums[..., :-1] / sums[..., -1:].clamp(min=1)
 
 
