@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,13 +33,15 @@ def calls() -> Iterator[list[str]]:
     core = dispatch._core()
 
     class Counting:
-        @staticmethod
-        def choose_experts(*arguments: Any) -> Any:
-            made.append(arguments[4])
-            return core.choose_experts(*arguments)
+        def __init__(self, context: str, *more: Any):
+            self._context, self._routing = context, core.Routing(context, *more)
+
+        def choose(self, *arguments: Any) -> Any:
+            made.append(self._context)
+            return self._routing.choose(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "_core", lambda: Counting)
+        patch.setattr(dispatch, "_core", lambda: SimpleNamespace(Routing=Counting))
         yield made
 
 
@@ -174,16 +177,40 @@ def test_inputs_in_another_order_in_memory() -> None:
 
 def test_the_core_refuses_what_does_not_fit_and_does_not_die() -> None:
     core: Any = dispatch._core()
-    z, vectors = torch.randn(6, 8).numpy(), torch.randn(3, 8).numpy()
-    for wrong in (
-        (z, vectors, 0, 3, "none", 0.0), (z, vectors, 7, 3, "none", 0.0), (z, vectors, 8, 4, "none", 0.0),
-        (z, vectors, 8, 0, "none", 0.0), (z, vectors, 8, 3, "all", 0.0), (z, vectors[:0], 8, 3, "none", 0.0),
-        (z.T, vectors, 8, 3, "none", 0.0), (z, vectors, 8, 3, "none", 0.0, torch.ones(5, dtype=torch.uint8).numpy()),
-        (z, vectors, 8, 3, "prefix", 0.0, None, torch.zeros(7).numpy()),
+    z, vectors, weights = torch.randn(6, 8).numpy(), torch.randn(3, 8).numpy(), torch.zeros(6, 1)
+    frozen = torch.zeros(6, 8).numpy()
+    frozen.flags.writeable = False
+
+    def numbers(*shape: int) -> Any:
+        return torch.zeros(*shape).numpy()
+
+    ours = weights.numpy()
+    marks = torch.ones(5, dtype=torch.uint8).numpy()
+    for begun, asked in (
+        (("none", 3, 1, ours), (z, vectors[:, :0], 0.0, 0)), (("none", 3, 1, ours), (z, vectors[:, :7], 0.0, 0)),
+        (("none", 4, 1, ours), (z, vectors, 0.0, 0)), (("none", 0, 1, ours), (z, vectors, 0.0, 0)),
+        (("all", 3, 1, ours), (z, vectors, 0.0, 0)), (("none", 3, 1, ours), (z, vectors[:0], 0.0, 0)),
+        (("none", 3, 1, ours), (z.T, vectors, 0.0, 0)), (("none", 3, 1, ours), (z, vectors[0], 0.0, 0)),
+        (("none", 3, 1, ours[:5]), (z, vectors, 0.0, 0)),
+        (("none", 3, 1, frozen.reshape(-1)[:6]), (z, vectors, 0.0, 0)),
+        (("none", 3, 1, ours, marks), (z, vectors, 0.0, 0)),
+        (("prefix", 3, 1, ours, None, numbers(7)), (z, vectors, 0.0, 0)),
+        (("prefix", 3, 2, ours, None, numbers(2, 4)), (z, vectors, 0.0, 0)),
+        (("prefix", 3, 2, ours, None, numbers(2, 8)), (z, vectors, 0.0, 2)),
+        (("prefix", 3, 2**63, ours, None, numbers(2, 8)), (z, vectors, 0.0, 0)),
+        (("prefix", 3, 0, ours, None, numbers(2, 8)), (z, vectors, 0.0, 0)),
+        (("prefix", 3, 2, ours, None, None, numbers(5, 8)), (z, vectors, 0.0, 0)),
+        (("prefix", 3, 2, ours, None, None, numbers(6, 7)), (z, vectors, 0.0, 0)),
+        (("prefix", 3, 2, ours, None, None, numbers(6, 8)), (z, vectors, 0.0, 2)),
+        (("none", 3, 2, ours, None, None, numbers(6, 8)), (z, vectors, 0.0, 0)),
     ):  # fmt: skip
         with pytest.raises(core.EngineError):
-            core.choose_experts(*wrong)
-    routed = core.choose_experts(z, vectors, 8, 3, "none", 0.0)
+            core.Routing(*begun).choose(*asked)
+    same = core.Routing("prefix", 3, 2, z[:, :1].copy(), None, z.reshape(-1)[:16], z).choose(z, vectors, 0.0, 1)
+    assert sum(same.counts) == 6  # what it writes lay where it read
+    z = torch.randn(6, 8).numpy()
+    routed = core.Routing("none", 3, 1, ours).choose(z, vectors, 0.0, 0)
+    assert weights.all()
     result = torch.zeros(6, 8)
     half = result[:3].numpy()
     for parts, width, out in (
@@ -192,8 +219,6 @@ def test_the_core_refuses_what_does_not_fit_and_does_not_die() -> None:
     ):  # fmt: skip
         with pytest.raises(core.EngineError):
             routed.gather(parts, width, out)
-    frozen = torch.zeros(6, 8).numpy()
-    frozen.flags.writeable = False
     with pytest.raises(core.EngineError):
         routed.gather([z], 8, frozen)
     assert not result.any()

@@ -26,9 +26,9 @@ fn cloister_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("EngineError", module.py().get_type::<error::EngineError>())?;
     module.add_class::<party::Party>()?;
     module.add_class::<party::Listener>()?;
+    module.add_class::<routing::Routing>()?;
     module.add_class::<routing::Routed>()?;
     module.add_function(wrap_pyfunction!(measure::inner_loop_throughput, module)?)?;
-    module.add_function(wrap_pyfunction!(routing::choose_experts, module)?)?;
     module.add_function(wrap_pyfunction!(party::generate_identity, module)?)?;
     module.add_function(wrap_pyfunction!(party::fingerprint, module)?)
 }

@@ -104,14 +104,18 @@ impl Pass<'_> {
     }
 }
 
+/// The mean of the scores that were added to a running sum.
+fn mean(sum: &[f64], mean: &mut [f32]) {
+    let (sums, count) = sum.split_at(mean.len());
+    let count = count[0].max(1.0);
+    mean.iter_mut().zip(sums).for_each(|(mean, sum)| *mean = (sum / count) as f32);
+}
+
 /// The best expert of one token and its weight: the softmax of the blended scores, of which only one is needed.
-fn best(scores: &[f32], sum: Option<&[f64]>, share: f32, blended: &mut [f32]) -> (usize, f32) {
+fn best(scores: &[f32], mean: Option<&[f32]>, share: f32, blended: &mut [f32]) -> (usize, f32) {
     blended.copy_from_slice(scores);
-    if let Some((sums, count)) = sum.map(|sum| sum.split_at(scores.len())) {
-        let count = count[0].max(1.0);
-        for (score, sum) in blended.iter_mut().zip(sums) {
-            *score += share * ((sum / count) as f32 - *score);
-        }
+    if let Some(mean) = mean {
+        blended.iter_mut().zip(mean).for_each(|(score, mean)| *score += share * (*mean - *score));
     }
     let mut chosen = 0;
     for (expert, score) in blended.iter().enumerate().skip(1) {
@@ -132,7 +136,7 @@ pub fn choose(pass: &Pass<'_>) -> Result<Choice, BadShape> {
     let mut weights = vec![0.0; count];
     let mut sums = if pass.context == Context::Prefix { vec![0.0; count * wide] } else { Vec::new() };
     // In double precision: a long sequence of like scores would lose digits otherwise.
-    let (mut sum, mut blended) = (vec![0.0f64; wide], vec![0.0; pass.experts]);
+    let (mut sum, mut seen, mut blended) = (vec![0.0f64; wide], vec![0.0; pass.experts], vec![0.0; pass.experts]);
     for sequence in 0..count / pass.tokens {
         let here = sequence * pass.tokens..(sequence + 1) * pass.tokens;
         match pass.earlier {
@@ -144,15 +148,17 @@ pub fn choose(pass: &Pass<'_>) -> Result<Choice, BadShape> {
         }
         if pass.context == Context::Sequence {
             here.clone().for_each(|token| pass.add(token, &mut sum));
+            mean(&sum, &mut seen);
         }
         for token in here {
             if pass.context == Context::Prefix {
                 pass.add(token, &mut sum);
                 let kept = &mut sums[token * wide..][..wide];
                 kept.iter_mut().zip(&sum).for_each(|(kept, sum)| *kept = *sum as f32);
+                mean(&sum, &mut seen);
             }
             if pass.is_real(token) {
-                let seen = (pass.context != Context::None).then_some(&sum[..]);
+                let seen = (pass.context != Context::None).then_some(&seen[..]);
                 (chosen[token], weights[token]) = best(pass.scores_of(token), seen, share, &mut blended);
             }
         }

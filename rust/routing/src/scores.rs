@@ -1,10 +1,10 @@
 //! Scores: every token's input times every expert's vector, with the widest instructions that the processor has.
 //!
 //! A matrix product with as few columns as there are experts is bound by the reading of the inputs, so nothing is
-//! packed: a token's input is read once for four experts.
+//! packed: a token's input is read once for eight experts, or for all that are left.
 
-/// Experts that share one reading of a token's input.
-const TOGETHER: usize = 4;
+/// Experts that share one reading of a token's input. So many sums also keep both multipliers busy.
+const TOGETHER: usize = 8;
 
 /// `rows x vectors^T`: both are of rows of `width` numbers.
 pub fn scores(rows: &[f32], vectors: &[f32], width: usize) -> Vec<f32> {
@@ -22,21 +22,12 @@ pub fn scores(rows: &[f32], vectors: &[f32], width: usize) -> Vec<f32> {
     portable(rows, vectors, width)
 }
 
-/// The scores by a function for four vectors and one for a single vector; both get a row and vectors of its width.
+/// The scores by a function that appends the products of a row with up to [`TOGETHER`] vectors of its width.
 #[inline(always)]
-fn each(
-    rows: &[f32],
-    vectors: &[f32],
-    width: usize,
-    four: impl Fn(&[f32], &[f32]) -> [f32; TOGETHER],
-    one: impl Fn(&[f32], &[f32]) -> f32,
-) -> Vec<f32> {
+fn each(rows: &[f32], vectors: &[f32], width: usize, some: impl Fn(&[f32], &[f32], &mut Vec<f32>)) -> Vec<f32> {
     let mut out = Vec::with_capacity(rows.len() / width * (vectors.len() / width));
     for row in rows.chunks_exact(width) {
-        let groups = vectors.chunks_exact(TOGETHER * width);
-        let rest = groups.remainder();
-        groups.for_each(|group| out.extend(four(row, group)));
-        rest.chunks_exact(width).for_each(|vector| out.push(one(row, vector)));
+        vectors.chunks(TOGETHER * width).for_each(|group| some(row, group, &mut out));
     }
     out
 }
@@ -48,15 +39,14 @@ fn portable(rows: &[f32], vectors: &[f32], width: usize) -> Vec<f32> {
         for (a, b) in row.chunks(sums.len()).zip(vector.chunks(sums.len())) {
             sums.iter_mut().zip(a).zip(b).for_each(|((sum, a), b)| *sum += a * b);
         }
-        sums.iter().sum()
+        sums.iter().sum::<f32>()
     };
-    let four = |row: &[f32], group: &[f32]| std::array::from_fn(|n| one(row, &group[n * width..][..width]));
-    each(rows, vectors, width, four, one)
+    each(rows, vectors, width, |row, group, out| out.extend(group.chunks_exact(width).map(|vector| one(row, vector))))
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{TOGETHER, each};
+    use super::each;
     use std::arch::x86_64::*;
 
     /// The products of one row with `$many` vectors, `$lanes` numbers at a time; what is left over one by one.
@@ -83,33 +73,34 @@ mod x86 {
         }};
     }
 
+    /// `dots!` for as many vectors as there are.
+    macro_rules! some {
+        ($row:expr, $vectors:expr, $out:expr, $($rest:expr),*) => {
+            match $vectors.len() / $row.len() {
+                1 => $out.extend(dots!($row, $vectors, 1, $($rest),*)),
+                2 => $out.extend(dots!($row, $vectors, 2, $($rest),*)),
+                3 => $out.extend(dots!($row, $vectors, 3, $($rest),*)),
+                4 => $out.extend(dots!($row, $vectors, 4, $($rest),*)),
+                5 => $out.extend(dots!($row, $vectors, 5, $($rest),*)),
+                6 => $out.extend(dots!($row, $vectors, 6, $($rest),*)),
+                7 => $out.extend(dots!($row, $vectors, 7, $($rest),*)),
+                _ => $out.extend(dots!($row, $vectors, 8, $($rest),*)),
+            }
+        };
+    }
+
     #[target_feature(enable = "avx512f")]
     pub fn with_avx512(rows: &[f32], vectors: &[f32], width: usize) -> Vec<f32> {
-        macro_rules! some {
-            ($row:expr, $vectors:expr, $many:expr) => {
-                dots!(
-                    $row,
-                    $vectors,
-                    $many,
-                    16,
-                    _mm512_setzero_ps(),
-                    _mm512_loadu_ps,
-                    _mm512_fmadd_ps,
-                    _mm512_reduce_add_ps
-                )
-            };
-        }
-        each(rows, vectors, width, |row, group| some!(row, group, TOGETHER), |row, one| some!(row, one, 1)[0])
+        each(rows, vectors, width, |row, group, out| {
+            some!(row, group, out, 16, _mm512_setzero_ps(), _mm512_loadu_ps, _mm512_fmadd_ps, _mm512_reduce_add_ps)
+        })
     }
 
     #[target_feature(enable = "avx2,fma")]
     pub fn with_avx2(rows: &[f32], vectors: &[f32], width: usize) -> Vec<f32> {
-        macro_rules! some {
-            ($row:expr, $vectors:expr, $many:expr) => {
-                dots!($row, $vectors, $many, 8, _mm256_setzero_ps(), _mm256_loadu_ps, _mm256_fmadd_ps, added)
-            };
-        }
-        each(rows, vectors, width, |row, group| some!(row, group, TOGETHER), |row, one| some!(row, one, 1)[0])
+        each(rows, vectors, width, |row, group, out| {
+            some!(row, group, out, 8, _mm256_setzero_ps(), _mm256_loadu_ps, _mm256_fmadd_ps, added)
+        })
     }
 
     #[target_feature(enable = "avx2,fma")]
@@ -128,7 +119,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_variant_is_the_product(
-            (width, rows, vectors) in (1usize..70, 0usize..4, 1usize..10).prop_flat_map(|(w, r, v)| (
+            (width, rows, vectors) in (1usize..70, 0usize..4, 1usize..20).prop_flat_map(|(w, r, v)| (
                 Just(w), prop::collection::vec(-2f32..2.0, r * w), prop::collection::vec(-2f32..2.0, v * w),
             )),
         ) {

@@ -1,7 +1,8 @@
 """Tokens to their experts and back: which expert each token goes to, and their outputs put where the tokens were.
 
     choice = dispatch.by_weights(weights, top_k, real)      # tensor operations: any device, with gradients, any top_k
-    choice, sums = dispatch.by_core(z, vectors, ...)        # one call of the Rust core, where it is free and z fits
+    routing = dispatch.Routing(z, context, layers, ...)     # once a pass, where the Rust core is free and z fits
+    choice = routing.choose(z, vectors, blend, layer)       # one call of the core
 
 Both give the same up to rounding. As tensor operations the router is a dozen calls over a few numbers a token, which
 for one image or one new token take longer than what they compute; the core does them in one pass. Without the core
@@ -43,8 +44,8 @@ class Choice:
         return torch.split(rows.index_select(0, source), self.counts)
 
     def scaled(self, output: Tensor) -> Tensor:
-        """The output of the one expert of every token, weighted."""
-        return output * self.weights.to(output.dtype)
+        """The output [batch, tokens, hidden] of the one expert of every token, weighted."""
+        return output * self.weights.to(output).view(*output.shape[:-1], 1)
 
     def gathered(self, outputs: Sequence[Tensor]) -> Tensor:
         """The weighted sum of each token's outputs [tokens, hidden], zero for padding. `outputs`: of the experts that
@@ -61,21 +62,47 @@ class Choice:
         return (weights[:, None] @ result.reshape(*weights.shape, -1)).squeeze(1)
 
 
+class Routing:
+    """The Rust core for the routers of one pass. What they have in common is made ready once: `real` is [batch, tokens]
+    and `earlier` [batch, 1, layers x (experts + 1)], the last running sums of a prefix before this pass. With `keep`,
+    `sums` are those of this pass, [batch, tokens, experts + 1] a layer, side by side in memory."""
+
+    def __init__(
+        self, z: Tensor, context: str, *, layers: int, experts: int, real: Tensor | None, earlier: Tensor | None,
+        keep: bool,
+    ):  # fmt: skip
+        batch, tokens, _ = self.shape = z.shape
+        self.weights = z.new_empty(batch, tokens, 1)  # of one router after the other
+        self._all = z.new_empty(batch, tokens, layers * (experts + 1)) if keep else None
+        self.sums = () if self._all is None else self._all.chunk(layers, -1)
+        marks = None if real is None else real.to(z.device).contiguous().view(torch.uint8).numpy()
+        before = None if earlier is None else earlier.to(z).contiguous().numpy()
+        sums = None if self._all is None else self._all.numpy()
+        self._core = _core().Routing(context, tokens, layers, self.weights.numpy(), marks, before, sums)
+
+    def choose(self, z: Tensor, vectors: Tensor, blend: float, layer: int) -> CoreChoice:
+        """The expert of the largest weight for each token of z [batch, tokens, hidden]. `blend` is the context's part
+        in the scores before the sigmoid. Holds until the next router chooses."""
+        rows, ours = z.contiguous().numpy(), vectors.contiguous().numpy()
+        return CoreChoice(self._core.choose(rows, ours, blend, layer), self.weights)
+
+    def whole(self, sums: Sequence[Tensor]) -> Tensor | None:
+        """All sums as one, if these are all of ours."""
+        own = len(sums) == len(self.sums) and all(one is ours for one, ours in zip(sums, self.sums, strict=True))
+        return self._all if own else None
+
+
 class CoreChoice:
-    """The same, kept by the Rust core."""
+    """Where the tokens of a pass go, kept by the Rust core."""
 
-    def __init__(self, routed: Any):
-        self.routed = routed
+    def __init__(self, routed: Any, weights: Tensor):
+        self.routed, self.weights = routed, weights
         self.alone: int | None = routed.alone
-
-    def sums(self, batch: int) -> Tensor:
-        """The running sums of a prefix [batch, tokens, experts + 1]."""
-        return torch.frombuffer(self.routed.sums(), dtype=torch.float32).view(batch, self.routed.tokens // batch, -1)
 
     def as_tensors(self) -> Choice:
         """For outputs that the core cannot read."""
         order = torch.frombuffer(self.routed.order(), dtype=torch.int64)
-        return Choice(self.routed.counts, order, torch.frombuffer(self.routed.weights(), dtype=torch.float32)[:, None])
+        return Choice(self.routed.counts, order, self.weights.flatten(0, 1))
 
     def parts(self, rows: Tensor) -> tuple[Tensor, ...]:
         """See `Choice`."""
@@ -83,14 +110,15 @@ class CoreChoice:
 
     def scaled(self, output: Tensor) -> Tensor:
         """See `Choice`."""
-        return self.gathered([output])  # in the tokens' own order already
+        like = fits_core(output)  # asked first: `to` takes longer
+        return output * (self.weights if like else self.weights.to(output))
 
     def gathered(self, outputs: Sequence[Tensor]) -> Tensor:
         """See `Choice`. The result is new memory: somebody may still hold the outputs."""
         if not all(fits_core(one) for one in outputs):
             return self.as_tensors().gathered(outputs)
         arrays = [one.contiguous().numpy() for one in outputs]
-        result = outputs[0].new_empty(self.routed.tokens, outputs[0].shape[1])
+        result = outputs[0].new_empty(self.weights.numel(), outputs[0].shape[1])
         self.routed.gather(arrays, result.shape[1], result.numpy())
         return result
 
@@ -105,22 +133,6 @@ def by_weights(weights: Tensor, top_k: int, real: Tensor | None) -> Choice:
     chosen = chosen.flatten()
     counts = torch.bincount(chosen, minlength=experts).tolist()[:experts]
     return Choice(counts, chosen.argsort(), best)
-
-
-def by_core(
-    z: Tensor, vectors: Tensor, context: str, blend: float, real: Tensor | None, earlier: Tensor | None
-) -> CoreChoice:
-    """The expert of the largest weight for each token of z [batch, tokens, hidden].
-
-    `blend` is the context's part in the scores before the sigmoid, `real` is [batch, tokens], `earlier` are the running
-    sums of the last token before these, [batch, 1, experts + 1]."""
-    marks = None if real is None else real.contiguous().view(torch.uint8).numpy()
-    before = None if earlier is None else earlier.float().contiguous().numpy()
-    _, tokens, hidden = z.shape
-    rows = z.contiguous().numpy()
-    return CoreChoice(
-        _core().choose_experts(rows, vectors.contiguous().numpy(), hidden, tokens, context, blend, marks, before)
-    )
 
 
 _left_alone: ContextVar[bool] = ContextVar("cloister_core_left_alone", default=False)
@@ -166,4 +178,4 @@ def _core() -> Any:
         module = import_module("cloister_native")
     except ImportError:
         return None
-    return module if hasattr(module, "choose_experts") else None
+    return module if hasattr(module, "Routing") else None

@@ -13,11 +13,11 @@ that cannot take such a layer is refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -47,9 +47,10 @@ class Pass:
     starts: Tensor | None = None  # [batch, tokens], true where another sequence begins in a row; None: nowhere
     cache: Any = None  # the KV cache, which also keeps the routers' running sums
     layers: int = 0  # the model's own in the cache, behind which the sums lie; as many as there are routers
-    earlier: Sequence[Tensor] | None = None  # each router's sums before this pass: [batch, 1, experts + 1]
+    earlier: Tensor | None = None  # all routers' sums before this pass: [batch, 1, layers x (experts + 1)]
     sums: dict[int, Tensor] = field(default_factory=dict)  # each router's in this pass: [batch, tokens, experts + 1]
     core: bool = False  # whether the Rust core may choose the experts
+    routing: dispatch.Routing | None = None  # what it has made ready for this pass
     routes: Routes | None = None  # where to note the router's weights
     owner: nn.Module | None = None
     token: Token[Pass | None] | None = None
@@ -118,25 +119,29 @@ def checkpointing(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
 # ---- the backbone's hooks -----------------------------------------------------------------------------------------
 
 
-def watch(backbone: nn.Module) -> None:
+def watch(backbone: Any) -> None:
     """Let every call of the backbone describe itself to the routed blocks in it."""
-    backbone.register_forward_pre_hook(_begin, with_kwargs=True)
+    # read here: a configuration looks through several others for each of its values, and this is asked for every pass
+    layers, context = int(getattr(backbone.config, "num_hidden_layers", 0)), str(backbone.config.context)
+    backbone.register_forward_pre_hook(partial(_begin, layers=layers, context=context), with_kwargs=True)
     backbone.register_forward_hook(_end, always_call=True)
 
 
-def _begin(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    bound = _signature(type(module)).bind_partial(module, *args, **kwargs)
-    given = {**bound.arguments, **bound.arguments.get("kwargs", {})}
-    details = Pass(owner=module, routes=_recording.get(), layers=int(getattr(module.config, "num_hidden_layers", 0)))
-    if module.config.context == "prefix":
+def _begin(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, layers: int, context: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    names = _names(type(module).forward)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    details = Pass(owner=module, routes=_recording.get(), layers=layers)
+    if context == "prefix":
         details.cache = given.get("past_key_values")
         if module.training and any(getattr(part, "gradient_checkpointing", False) for part in module.modules()):
             details.cache = None  # transformers drops the cache too
-        elif details.cache is None and _wants_cache(module, given):
+        elif details.cache is None and "past_key_values" in names and _wants_cache(module, given):
             from transformers import DynamicCache
 
             details.cache = DynamicCache(config=module.config)
-            place = list(_signature(type(module)).parameters).index("past_key_values") - 1  # `self` is not among args
+            place = names.index("past_key_values")
             if place < len(args):
                 args = (*args[:place], details.cache, *args[place + 1 :])
             else:
@@ -144,7 +149,7 @@ def _begin(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         if details.cache is not None:
             check_cache(details.cache, details.layers)
             details.earlier = _earlier(details)
-    if module.config.context == "none":
+    if context == "none":
         details.real = tokens.padding(given)
     else:
         details.real, details.starts = tokens.understand(given, details.cache, module.config)
@@ -162,17 +167,12 @@ def _end(module: nn.Module, args: Any, output: Any) -> None:
 
 
 @cache
-def _signature_of(forward: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(forward)
-
-
-def _signature(kind: Any) -> inspect.Signature:
-    return _signature_of(kind.forward)
+def _names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters behind `self`."""
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def _wants_cache(module: Any, given: dict[str, Any]) -> bool:
-    if "past_key_values" not in _signature(type(module)).parameters:
-        return False
     wanted = given.get("use_cache")
     return bool(getattr(module.config, "use_cache", False) if wanted is None else wanted)
 
@@ -198,11 +198,10 @@ def check_cache(cache: Any, layers: int) -> None:
         )
 
 
-def _earlier(details: Pass) -> Sequence[Tensor] | None:
-    """What the cache holds of the tokens before this pass: each router's sums at the last of them, if there is one."""
+def _earlier(details: Pass) -> Tensor | None:
+    """What the cache holds of the tokens before this pass: all routers' sums at the last of them, if there is one."""
     held = details.cache.layers
-    last = _last(held[details.layers]) if len(held) > details.layers else None
-    return None if last is None else last.chunk(details.layers, dim=-1)
+    return _last(held[details.layers]) if len(held) > details.layers else None
 
 
 def _keep(details: Pass) -> None:
@@ -215,7 +214,8 @@ def _keep(details: Pass) -> None:
             advice="Pass use_cache=False where layers are skipped.",
             param="past_key_values",
         )
-    entry = torch.cat([one.to(found[0].device) for one in found], -1).unsqueeze(1)
+    whole = details.routing.whole(found) if details.routing is not None else None
+    entry = (torch.cat([one.to(found[0].device) for one in found], -1) if whole is None else whole).unsqueeze(1)
     _layer_behind(details.cache.layers, details).update(entry, entry[..., :0])
 
 

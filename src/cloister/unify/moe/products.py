@@ -8,7 +8,6 @@ told to compute the transposed product, if the matrix is large; for fewer, more,
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,14 +31,16 @@ class _Turned(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def applied(expert: nn.Module, rows: Tensor) -> Tensor:
-    """The expert's output for these tokens [tokens, hidden]."""
+def applied(expert: nn.Module, tokens: Tensor) -> Tensor:
+    """The expert's output for these tokens [..., hidden]."""
+    hidden = tokens.shape[-1]
     turned = (
-        FEWEST <= rows.shape[0] <= MOST
-        and rows.shape[1] >= NARROWEST
-        and dispatch.fits_core(rows)
+        hidden >= NARROWEST
+        and FEWEST * hidden <= tokens.numel() <= MOST * hidden
+        and dispatch.fits_core(tokens)
         and not dispatch.wants_operations()
     )
-    with _Turned() if turned else nullcontext():
-        result: Tensor = expert(rows)
-    return result
+    if not turned:
+        return expert(tokens)
+    with _Turned():
+        return expert(tokens.flatten(0, -2)).unflatten(0, tokens.shape[:-1])

@@ -57,11 +57,15 @@ class Router(nn.Module):
         vectors = kept.detach()
         if not dispatch.fits_core(z) or not dispatch.fits_core(vectors):
             return None
-        earlier = None if details.earlier is None else details.earlier[self.layer]
-        choice = dispatch.by_core(z, vectors, self.context, 0.0 if blend is None else blend.item(), real, earlier)
-        if details.cache is not None:
-            details.sums[self.layer] = choice.sums(z.shape[0])
-        return choice
+        routing = details.routing
+        if routing is None or routing.shape != z.shape:
+            routing = details.routing = dispatch.Routing(
+                z, self.context, layers=details.layers, experts=vectors.shape[0], real=real, earlier=details.earlier,
+                keep=details.cache is not None,
+            )  # fmt: skip
+        if routing.sums:
+            details.sums[self.layer] = routing.sums[self.layer]
+        return routing.choose(z, vectors, 0.0 if blend is None else blend.item(), self.layer)
 
     def _weights(self, z: Tensor) -> Tensor:
         details = passes.current()
@@ -98,7 +102,7 @@ class Router(nn.Module):
         if details.starts is not None:
             sums = sums - _before(sums, details.starts)
         if details.earlier is not None:  # what came earlier does not count where another sequence has begun since
-            earlier = details.earlier[self.layer].to(sums)
+            earlier = details.earlier.chunk(details.layers, dim=-1)[self.layer].to(sums)
             going_on = 1 if details.starts is None else (details.starts.cumsum(1) == 0)[..., None]
             sums = sums + earlier * going_on
         if details.cache is not None:
@@ -141,11 +145,11 @@ class RoutedFeedForward(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """The weighted sum of the chosen experts' outputs; z is [batch, tokens, hidden]."""
-        rows, choice = z.flatten(0, 1), self._choice(z)
         experts = list(self.experts)  # once: looking one up takes longer than the list
+        choice = self._choice(z)
         if (alone := choice.alone) is not None:
-            return choice.scaled(products.applied(experts[alone], rows)).view_as(z)
-        parts = choice.parts(rows)
+            return choice.scaled(products.applied(experts[alone], z))
+        parts = choice.parts(z.flatten(0, 1))
         outputs = [products.applied(e, part) for e, part in zip(experts, parts, strict=True) if len(part)]
         return choice.gathered(outputs).view_as(z) if outputs else torch.zeros_like(z)
 
