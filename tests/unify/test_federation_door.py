@@ -259,6 +259,13 @@ def is_closed(line: socket.socket) -> bool:
         return True
 
 
+def soon(condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(condition())
+
+
 def test_no_tls_no_answer(doorway: gate.Gate) -> None:
     line = socket.create_connection(("127.0.0.1", doorway._port))
     line.sendall(b"POST /v1/fleet/activate-node HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -294,11 +301,18 @@ def test_who_waits_for_a_superlink_that_never_listens(
     with socket.create_connection(("127.0.0.1", early._port)) as line:
         line.sendall(b"\x16\x03\x01\x02\x00")
         assert is_closed(line)
-    deadline = time.monotonic() + 5
-    while early._strangers and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not early._strangers
-    early.stop()
+    assert soon(lambda: not early._strangers) and early.turned_away == 1
+    monkeypatch.setattr(gate, "KNOWN_SECONDS", 60)
+    with socket.create_connection(("127.0.0.1", early._port)) as line:
+        line.sendall(b"\x16\x03\x01\x02\x00")
+        assert soon(lambda: early._strangers)
+    assert soon(lambda: not early._strangers) and early.turned_away == 2  # gone, so it holds no place
+    line = socket.create_connection(("127.0.0.1", early._port))
+    line.sendall(b"\x16\x03\x01\x02\x00")
+    assert soon(lambda: early._strangers)
+    early.stop()  # with somebody who waits
+    assert is_closed(line)
+    line.close()
 
 
 def test_who_says_nothing_goes(doorway: gate.Gate, monkeypatch: pytest.MonkeyPatch) -> None:

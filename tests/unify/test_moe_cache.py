@@ -131,13 +131,55 @@ def test_a_pass_leaves_one_layer_behind_the_models_own() -> None:
     assert cache.layers[layers].keys.shape == (2, 1, 4, layers * (experts + 1))
 
 
-def test_a_block_that_is_passed_over_is_noticed() -> None:
+def test_blocks_that_are_passed_over_leave_nothing_to_go_on_with() -> None:
+    """Who replaces a block, to see what it does, may compute and train; only going on needs all blocks' sums."""
     model, ids = unified(), words(1, 4)
+    whole = model(input_ids=ids).past_key_values
     model.model.layers[0].mlp = torch.nn.Identity()
+    model(input_ids=ids).logits.sum().backward()
     with torch.no_grad():
-        model(input_ids=ids, use_cache=False)
-        with pytest.raises(UnsupportedParameter, match="passed over"):
-            model(input_ids=ids, use_cache=True)
+        begun = model(input_ids=ids, use_cache=True).past_key_values
+        with pytest.raises(UnsupportedParameter, match="filled without"):
+            model(input_ids=ids, past_key_values=begun)
+        model(input_ids=ids, past_key_values=whole)
+        with pytest.raises(UnsupportedParameter, match="has not all"):
+            model(input_ids=ids, past_key_values=whole)
+
+
+def test_what_a_failed_pass_left_is_not_gone_on_with() -> None:
+    model, ids = unified(), words(1, 9)
+    with torch.no_grad():
+        cache = model(input_ids=ids[:, :6], use_cache=True).past_key_values
+        broken = model.model.norm.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(input_ids=ids[:, 6:], past_key_values=cache)
+        broken.remove()
+        for undone in (0, 3):  # attention has kept its part of the failed pass
+            if undone:
+                cache.crop(-undone)
+            with pytest.raises(UnsupportedParameter, match="has not all"):
+                model(input_ids=ids[:, 6:], past_key_values=cache)
+
+
+def test_a_cache_of_a_model_with_more_experts_is_refused() -> None:
+    from cloister.unify.moe import passes
+
+    model, ids = unified(), words(1, 4)
+    cache = model(input_ids=ids, use_cache=True).past_key_values
+    passes.check_cache(cache, 2, 3)
+    with pytest.raises(UnsupportedParameter, match="has not all"):
+        passes.check_cache(cache, 2, 4)
+
+
+def test_leaving_early_and_a_model_with_layers_cut_off() -> None:
+    """transformers sets `num_hidden_layers` anew while it drafts with the first layers only."""
+    model, ids = unified(), words(1, 7)
+    options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    found = model.generate(ids, assistant_early_exit=1, **options)
+    assert found.tolist() == model.generate(ids, **options).tolist()
+    model.model.layers, model.config.num_hidden_layers = model.model.layers[:1], 1
+    cut = model.generate(ids, **options)
+    assert cut.tolist() == model.generate(ids, use_cache=False, **options).tolist()
 
 
 def test_a_context_free_model_leaves_the_cache_as_it_is() -> None:

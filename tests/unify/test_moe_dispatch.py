@@ -324,6 +324,23 @@ def test_outputs_that_others_hold_stay_as_they_are() -> None:
         assert len(held) == 1 and torch.equal(*held[0]) and torch.equal(z, before)
 
 
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_a_hook_may_ask_another_block_meanwhile(tokens: int) -> None:
+    """To see what it would say to this expert's output: its weights must not become this block's."""
+    first, second, z = block("sequence"), block("sequence"), torch.randn(1, tokens, 24)
+    for one in (first, second):  # one expert for all tokens
+        one.router.blend.data.fill_(20.0)  # type: ignore[union-attr]
+    second.router.vectors.data *= 0.01
+    with torch.no_grad(), calls() as made, passes.passing(passes.Pass(core=True)):
+        expected, seen = first(z), []
+        for expert in first.experts:
+            expert.register_forward_hook(
+                lambda _, given, output: seen.append((tuple(given[0].shape), second(output[None]).shape))
+            )
+        assert torch.equal(first(z), expected)
+    assert made == ["sequence"] * 3 and seen == [((tokens, 24), (1, tokens, 24))]
+
+
 def test_other_defaults_of_precision_and_device_change_nothing() -> None:
     model, ids = unified("BertModel"), words(3, 9)
     with torch.no_grad():

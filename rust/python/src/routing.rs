@@ -1,6 +1,6 @@
 //! Routing for Python: a block's inputs in, each token's expert out.
 
-use crate::convert::{signed, view};
+use crate::convert::{numbers, signed, view};
 use crate::error::raise;
 use cloister_core::Error;
 use cloister_routing::{BadShape, Choice, Context, Pass};
@@ -155,6 +155,11 @@ impl Routed {
     /// Tokens sorted by expert, padding at the end: 64-bit numbers.
     fn order<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
         signed(py, &self.0.order)
+    }
+
+    /// The weight of each token's expert: single precision.
+    fn weights<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
+        numbers(py, &self.0.weights, f32::to_ne_bytes)
     }
 
     /// Writes the experts' outputs, each times its token's weight, where the tokens were: into `out`, [tokens, `width`].

@@ -118,7 +118,9 @@ class Gate:
             else:
                 self.turned_away += 1
         except (OSError, TimeoutError):
-            self.turned_away += not line.owner
+            self.turned_away += line in self._strangers  # else `_drop` has counted it
+        except asyncio.CancelledError:
+            pass  # the gate stops; asyncio's own callback would log it as an error
         finally:
             self._strangers.pop(line, None)
             self._known.get(line.owner, {}).pop(line, None)
@@ -138,7 +140,7 @@ class Gate:
     async def _pass_on(self, line: _Line, reader: asyncio.StreamReader, first: bytes) -> None:
         overdue = self._loop.call_later(KNOWN_SECONDS, self._overdue, line)
         try:
-            inner_reader, inner = await self._inside(line)
+            inner_reader, inner = await self._inside(line, reader)
         except BaseException:
             overdue.cancel()
             raise
@@ -155,15 +157,19 @@ class Gate:
             del self._lines[port]
             inner.close()
 
-    async def _inside(self, line: _Line) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _inside(
+        self, line: _Line, reader: asyncio.StreamReader
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A way to the SuperLink, which listens a moment after the gate does: who comes between waits for it."""
+        pause = 0.05
         while True:
             try:
                 return await asyncio.open_connection("127.0.0.1", self._inner)
             except ConnectionRefusedError:
-                if line.outer.is_closing():
+                if line.outer.is_closing() or reader.at_eof():
                     raise
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(pause)
+            pause = min(1.5 * pause, 0.5)
 
     def _overdue(self, line: _Line) -> None:
         if not line.owner:

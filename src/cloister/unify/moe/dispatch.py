@@ -44,8 +44,8 @@ class Choice:
         return torch.split(rows.index_select(0, source), self.counts)
 
     def scaled(self, output: Tensor) -> Tensor:
-        """The output [batch, tokens, hidden] of the one expert of every token, weighted."""
-        return output * self.weights.to(output).view(*output.shape[:-1], 1)
+        """The output [tokens, hidden] of the one expert of every token, weighted."""
+        return output * self.weights.to(output)
 
     def gathered(self, outputs: Sequence[Tensor]) -> Tensor:
         """The weighted sum of each token's outputs [tokens, hidden], zero for padding. `outputs`: of the experts that
@@ -72,7 +72,8 @@ class Routing:
         keep: bool,
     ):  # fmt: skip
         batch, tokens, _ = self.shape = z.shape
-        self.weights = z.new_empty(batch, tokens, 1)  # of one router after the other
+        self.weights = z.new_empty(batch * tokens, 1)  # of the router that chose last
+        self.turn = 0
         self._all = z.new_empty(batch, tokens, layers * (experts + 1)) if keep else None
         self.sums = () if self._all is None else self._all.chunk(layers, -1)
         marks = None if real is None else real.to(z.device).contiguous().view(torch.uint8).numpy()
@@ -82,9 +83,11 @@ class Routing:
 
     def choose(self, z: Tensor, vectors: Tensor, blend: float, layer: int) -> CoreChoice:
         """The expert of the largest weight for each token of z [batch, tokens, hidden]. `blend` is the context's part
-        in the scores before the sigmoid. Holds until the next router chooses."""
+        in the scores before the sigmoid."""
         rows, ours = z.contiguous().numpy(), vectors.contiguous().numpy()
-        return CoreChoice(self._core.choose(rows, ours, blend, layer), self.weights)
+        routed = self._core.choose(rows, ours, blend, layer)
+        self.turn += 1
+        return CoreChoice(routed, self)
 
     def whole(self, sums: Sequence[Tensor]) -> Tensor | None:
         """All sums as one, if these are all of ours."""
@@ -95,14 +98,21 @@ class Routing:
 class CoreChoice:
     """Where the tokens of a pass go, kept by the Rust core."""
 
-    def __init__(self, routed: Any, weights: Tensor):
-        self.routed, self.weights = routed, weights
+    def __init__(self, routed: Any, routing: Routing):
+        self.routed, self._routing, self._turn = routed, routing, routing.turn
         self.alone: int | None = routed.alone
+
+    def weights(self) -> Tensor:
+        """Of the chosen expert: [tokens, 1]."""
+        if self._routing.turn == self._turn:
+            return self._routing.weights
+        # another block was asked within this one, by a hook on an expert
+        return torch.frombuffer(self.routed.weights(), dtype=torch.float32)[:, None]
 
     def as_tensors(self) -> Choice:
         """For outputs that the core cannot read."""
         order = torch.frombuffer(self.routed.order(), dtype=torch.int64)
-        return Choice(self.routed.counts, order, self.weights.flatten(0, 1))
+        return Choice(self.routed.counts, order, self.weights())
 
     def parts(self, rows: Tensor) -> tuple[Tensor, ...]:
         """See `Choice`."""
@@ -111,14 +121,14 @@ class CoreChoice:
     def scaled(self, output: Tensor) -> Tensor:
         """See `Choice`."""
         like = fits_core(output)  # asked first: `to` takes longer
-        return output * (self.weights if like else self.weights.to(output))
+        return output * (self.weights() if like else self.weights().to(output))
 
     def gathered(self, outputs: Sequence[Tensor]) -> Tensor:
         """See `Choice`. The result is new memory: somebody may still hold the outputs."""
         if not all(fits_core(one) for one in outputs):
             return self.as_tensors().gathered(outputs)
         arrays = [one.contiguous().numpy() for one in outputs]
-        result = outputs[0].new_empty(self.weights.numel(), outputs[0].shape[1])
+        result = outputs[0].new_empty(self._routing.weights.shape[0], outputs[0].shape[1])
         self.routed.gather(arrays, result.shape[1], result.numpy())
         return result
 

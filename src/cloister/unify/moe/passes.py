@@ -121,19 +121,21 @@ def checkpointing(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
 
 def watch(backbone: Any) -> None:
     """Let every call of the backbone describe itself to the routed blocks in it."""
-    # read here: a configuration looks through several others for each of its values, and this is asked for every pass
-    layers, context = int(getattr(backbone.config, "num_hidden_layers", 0)), str(backbone.config.context)
-    backbone.register_forward_pre_hook(partial(_begin, layers=layers, context=context), with_kwargs=True)
+    # Read here: a configuration takes its time to look up a value, and a pass begins often. How many layers there are
+    # is not: transformers changes that to leave a model early.
+    context, experts = str(backbone.config.context), int(backbone.config.experts)
+    backbone.register_forward_pre_hook(partial(_begin, context=context, experts=experts), with_kwargs=True)
     backbone.register_forward_hook(_end, always_call=True)
 
 
 def _begin(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, layers: int, context: str
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, context: str, experts: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     names = _names(type(module).forward)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    details = Pass(owner=module, routes=_recording.get(), layers=layers)
+    details = Pass(owner=module, routes=_recording.get())
     if context == "prefix":
+        details.layers = int(module.config.num_hidden_layers)
         details.cache = given.get("past_key_values")
         if module.training and any(getattr(part, "gradient_checkpointing", False) for part in module.modules()):
             details.cache = None  # transformers drops the cache too
@@ -147,7 +149,7 @@ def _begin(
             else:
                 kwargs = {**kwargs, "past_key_values": details.cache}
         if details.cache is not None:
-            check_cache(details.cache, details.layers)
+            check_cache(details.cache, details.layers, experts)
             details.earlier = _earlier(details)
     if context == "none":
         details.real = tokens.padding(given)
@@ -180,8 +182,8 @@ def _wants_cache(module: Any, given: dict[str, Any]) -> bool:
 # ---- running sums in the cache ------------------------------------------------------------------------------------
 
 
-def check_cache(cache: Any, layers: int) -> None:
-    """Refuse a cache that cannot keep running sums, or that was filled without them."""
+def check_cache(cache: Any, layers: int, experts: int) -> None:
+    """Refuse a cache that cannot keep running sums, or that has not those of all its tokens."""
     held = getattr(cache, "layers", None)
     if not isinstance(held, list) or getattr(cache, "offloading", False):
         kind = f"{type(cache).__name__}{' with offloading' if isinstance(held, list) else ''}"
@@ -190,10 +192,17 @@ def check_cache(cache: Any, layers: int) -> None:
             advice=f"Use one of: {CACHES}. A model built with context 'none' takes any cache.",
             param="past_key_values",
         )
-    if len(held) <= layers and int(cache.get_seq_length()):
+    length, wrong = cache.get_seq_length(), ""
+    if len(held) <= layers:
+        wrong = "was filled without" if int(length) else ""
+    elif isinstance(length, int) and isinstance(own := held[layers].get_seq_length(), int):  # tensors: not waited for
+        numbers = held[layers].keys.shape[-1] if own else layers * (experts + 1)
+        wrong = "has not all of" if own != length or numbers != layers * (experts + 1) else ""
+    if wrong:
         raise UnsupportedParameter(
-            "This KV cache was filled without the running sums of this model's router.",
-            advice="Begin with an empty cache, or one that this model returned.",
+            f"This KV cache {wrong} the running sums of this model's routers.",
+            advice="Begin with an empty cache, or one that this model returned from a whole pass: a pass that failed, "
+            "or that passed routed blocks over, leaves none to go on with.",
             param="past_key_values",
         )
 
@@ -205,15 +214,11 @@ def _earlier(details: Pass) -> Tensor | None:
 
 
 def _keep(details: Pass) -> None:
-    """Leave the sums of this pass's tokens in the cache for the next."""
+    """Leave the sums of this pass's tokens in the cache for the next. If blocks were passed over there are none; the
+    cache is refused then when it comes again, not now: perhaps nobody wants to go on."""
     found = [details.sums[layer] for layer in range(details.layers) if layer in details.sums]
     if len(found) < details.layers:
-        raise UnsupportedParameter(
-            f"{details.layers - len(found)} of the model's {details.layers} routed blocks were passed over, and the "
-            "next tokens cannot go on without their sums.",
-            advice="Pass use_cache=False where layers are skipped.",
-            param="past_key_values",
-        )
+        return
     whole = details.routing.whole(found) if details.routing is not None else None
     entry = (torch.cat([one.to(found[0].device) for one in found], -1) if whole is None else whole).unsqueeze(1)
     _layer_behind(details.cache.layers, details).update(entry, entry[..., :0])

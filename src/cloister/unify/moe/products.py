@@ -31,16 +31,15 @@ class _Turned(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def applied(expert: nn.Module, tokens: Tensor) -> Tensor:
-    """The expert's output for these tokens [..., hidden]."""
-    hidden = tokens.shape[-1]
+def applied(expert: nn.Module, rows: Tensor) -> Tensor:
+    """The expert's output for these tokens [tokens, hidden]."""
     turned = (
-        hidden >= NARROWEST
-        and FEWEST * hidden <= tokens.numel() <= MOST * hidden
-        and dispatch.fits_core(tokens)
+        FEWEST <= rows.shape[0] <= MOST
+        and rows.shape[1] >= NARROWEST
+        and dispatch.fits_core(rows)
         and not dispatch.wants_operations()
     )
     if not turned:
-        return expert(tokens)
+        return expert(rows)
     with _Turned():
-        return expert(tokens.flatten(0, -2)).unflatten(0, tokens.shape[:-1])
+        return expert(rows)

@@ -145,11 +145,11 @@ class RoutedFeedForward(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """The weighted sum of the chosen experts' outputs; z is [batch, tokens, hidden]."""
+        rows, choice = z.flatten(0, 1), self._choice(z)
         experts = list(self.experts)  # once: looking one up takes longer than the list
-        choice = self._choice(z)
         if (alone := choice.alone) is not None:
-            return choice.scaled(products.applied(experts[alone], z))
-        parts = choice.parts(z.flatten(0, 1))
+            return choice.scaled(products.applied(experts[alone], rows)).view_as(z)
+        parts = choice.parts(rows)
         outputs = [products.applied(e, part) for e, part in zip(experts, parts, strict=True) if len(part)]
         return choice.gathered(outputs).view_as(z) if outputs else torch.zeros_like(z)
 
