@@ -38,8 +38,8 @@ FEWEST = 40  # private examples with which a figure on membership says anything
 MOST_ROWS = 2000
 FEWEST_SHARED = 5  # private records in the public set from which shares are compared
 BETTER_WAY = (
-    "Regions, the direction of the mean and own records were looked for in the seed's last states and in what the "
-    "choice compares; each figure is the larger of the two, so where nothing shows it lies a little above guessing."
+    "Regions, the direction of the mean and own records were looked for in the seed's last states and in what choices "
+    "by relevance compare; each figure is the larger of both, so where nothing shows it lies a little above guessing."
 )
 Vectors = NDArray[np.float32]
 Ways = Sequence[tuple[Vectors, Vectors]]  # private and public vectors: the seed's last states, then the choice's
